@@ -1,0 +1,174 @@
+"""Hand-over types of one decoding step.
+
+A request's draft tree, with the conventions used everywhere in this package::
+
+    row      0      1      2      3      4          tree with N = 4 draft nodes
+    token    root   a      b      c      d
+    parent   -1     0      0      1      3                 root
+    depth    0      1      1      2      3                /    \\
+    ancestors (bit j = row j is an ancestor or self)     a      b
+             00001  00011  00101  01011  11011           |
+                                                         c
+                                                         |
+                                                         d
+
+* Row 0 is the **root**: the last sampled token, whose KV is not computed yet.
+* Rows 1..N are the draft nodes. A parent always comes before its children, and nodes are ordered by
+  descending path value, so that every prefix of the list is itself a good tree.
+* ``nodes``, wherever it is a setting or a count, never counts the root.
+* At most ``MAX_TREE_ROWS`` rows a tree: the ancestors of a row are one 64-bit word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_TREE_ROWS = 64
+"""Rows of a tree, root included; bounded by the 64-bit ancestor word."""
+
+MAX_TREE_NODES = MAX_TREE_ROWS - 1
+"""Draft nodes of a tree (the root never counts)."""
+
+
+class TreeShape(NamedTuple):
+    """Bounds of a draft tree: levels, children kept a level, draft nodes kept in all (root not counted)."""
+
+    depth: int
+    width: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """The draft tree of one request, on the host.
+
+    Attributes:
+        tokens: token ids of the N draft nodes (the root is not in the list).
+        parents: parent row of each draft node, in ``0..N-1``; 0 is the root.
+        root_position: absolute position of the root in the sequence.
+        confidence: the draft's probability of its own first choice at the root, in [0, 1].
+        shape: the shape that was asked for; the tree itself may be smaller.
+
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    root_position: int
+    confidence: float = 0.0
+    shape: TreeShape = TreeShape(0, 0, 0)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cut(self, nodes: int) -> DraftTree:
+        """The tree of the first ``nodes`` draft nodes (valid, because parents come first)."""
+        if nodes >= len(self.tokens):
+            return self
+        return DraftTree(
+            self.tokens[:nodes], self.parents[:nodes], self.root_position, self.confidence, self.shape
+        )
+
+    @staticmethod
+    def chain(tokens: list[int], root_position: int) -> DraftTree:
+        """A tree of width 1: every token is the child of the one before it."""
+        return DraftTree(tokens, list(range(len(tokens))), root_position)
+
+    def depths(self) -> list[int]:
+        """Depth of each draft node, 1 for children of the root."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return depths[1:]
+
+
+@dataclass(slots=True)
+class TreeBatch:
+    """The trees of all B requests of a step, flat; T rows in all, roots included.
+
+    Attributes:
+        start: ``int32 [B + 1]``, first row of each tree; ``start[B] == T``.
+        tokens: ``int32 [T]``, token ids.
+        parents: ``int32 [T]``, parent row **within the tree**, -1 at roots.
+        depths: ``int32 [T]``, 0 at roots.
+        positions: ``int64 [T]``, absolute position = root position + depth.
+        ancestors: ``int64 [T]``, bit j set: row j of the same tree is an ancestor or the row itself.
+
+    """
+
+    start: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    depths: torch.Tensor
+    positions: torch.Tensor
+    ancestors: torch.Tensor
+
+
+@dataclass(slots=True)
+class MarginLimits:
+    """What the margin rule may do in this step, per request; ``None`` in its place means strict for all.
+
+    Attributes:
+        max_log_ratio: ``float32 [B]``, ln(1 / kappa); a negative value is strict.
+        max_promotions: ``int32 [B]``, promotions allowed in this step; -1 = no limit.
+        max_regret: ``float32 [B]``, nats that promotions of this step may give up in all; inf = no limit.
+        protected: ``int32 [B, M]``, token ids never promoted to and never promoted away from
+            (EOS, stop tokens), padded with -1.
+
+    """
+
+    max_log_ratio: torch.Tensor
+    max_promotions: torch.Tensor
+    max_regret: torch.Tensor
+    protected: torch.Tensor
+
+
+@dataclass(slots=True)
+class VerifyResult:
+    """What the walk decided, per request.
+
+    Attributes:
+        paths: ``int32 [B, D]``, tree rows of the accepted draft nodes in order, -1 padded (the root is not listed).
+        lengths: ``int32 [B]``, accepted draft nodes m; the step emits m + 1 tokens.
+        next_tokens: ``int64 [B]``, the target's own token after the accepted path (bonus or correction).
+        promotions: ``int32 [B]``, accepted nodes that were not the target's choice.
+        regrets: ``float32 [B]``, sum over promotions of ``z_top1 - z_child`` (nats).
+
+    """
+
+    paths: torch.Tensor
+    lengths: torch.Tensor
+    next_tokens: torch.Tensor
+    promotions: torch.Tensor
+    regrets: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeedback:
+    """What a policy learns about one request after a step."""
+
+    confidence: float
+    """Draft probability of its first choice at the root."""
+    drafted_depth: int
+    drafted_nodes: int
+    accepted: int
+    """Accepted draft nodes, promotions included."""
+    promotions: int = 0
+    regret: float = 0.0
+
+
+@dataclass(slots=True)
+class RequestSignal:
+    """The rolling state that a policy keeps of one request."""
+
+    acceptance: float
+    """RAR: exponential moving average of accepted / drafted depth, in [0, 1]."""
+    misses: int = 0
+    """Steps in a row that drafted and accepted nothing."""
+    regret: float = 0.0
+    """Log-probability (nats) given up by promotions since the request began."""
+    tripped: bool = field(default=False)
+    """The circuit breaker is open: the low-confidence shape until something is accepted."""

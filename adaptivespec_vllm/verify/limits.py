@@ -1,0 +1,48 @@
+"""What the margin rule may do in a step, from per-request settings to the tensors of the walk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from adaptivespec_vllm.types import MarginLimits
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMargin:
+    """The margin rule for one request in this step.
+
+    Attributes:
+        max_log_ratio: ln(1 / kappa), nats.
+        max_promotions: promotions allowed in this step, None = no limit.
+        max_regret: nats that promotions of this step may give up in all.
+        protected: token ids never promoted to, and never promoted away from (EOS and stop tokens).
+
+    """
+
+    max_log_ratio: float
+    max_promotions: int | None = None
+    max_regret: float = math.inf
+    protected: tuple[int, ...] = ()
+
+
+def margin_limits(margins: Sequence[RequestMargin | None]) -> MarginLimits | None:
+    """Tensors for the walk; ``None`` (all strict) when no request may promote."""
+    if not any(margins):
+        return None
+    width = max((len(m.protected) for m in margins if m), default=0)
+    protected = torch.full((len(margins), max(width, 1)), -1, dtype=torch.int32)
+    for row, margin in zip(protected, margins, strict=True):
+        if margin and margin.protected:
+            row[: len(margin.protected)] = torch.tensor(margin.protected, dtype=torch.int32)
+    return MarginLimits(
+        max_log_ratio=torch.tensor([m.max_log_ratio if m else -1.0 for m in margins]),
+        max_promotions=torch.tensor(
+            [-1 if m is None or m.max_promotions is None else m.max_promotions for m in margins], dtype=torch.int32
+        ),
+        max_regret=torch.tensor([m.max_regret if m else 0.0 for m in margins]),
+        protected=protected,
+    )

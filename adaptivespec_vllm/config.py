@@ -1,0 +1,563 @@
+"""Every knob of ``adaptivespec.json``: type, bound, default and meaning.
+
+A configuration comes as a path, as JSON text or as a dict, and means the same each time::
+
+    config, vllm_keys = load("adaptivespec.json", foreign=known_vllm_keys)
+
+What is wrong with it is one :class:`ConfigError` that names the key (``tree.high.nodes``), what was given and what is
+allowed. A preset gives the values that are not written out; whatever is written out wins over the preset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from adaptivespec_vllm.types import MAX_TREE_NODES, TreeShape
+
+METHOD = "adaptivespec"
+"""The value of ``method`` that asks for this package."""
+
+MAX_EXPANDED_NODES = 63
+"""Nodes that the head can expand in one step below the first level: ``width * (depth - 1)`` stays within it."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used: names the key, what was given and what is allowed."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ShapeConfig(_Section):
+    """Bounds of one draft tree."""
+
+    depth: int = Field(ge=1, le=MAX_TREE_NODES, description="Levels of draft nodes below the root.")
+    width: int = Field(
+        ge=1,
+        le=MAX_TREE_NODES,
+        description="Nodes of a level that are expanded, and children that each of them proposes.",
+    )
+    nodes: int = Field(
+        ge=1, le=MAX_TREE_NODES, description="Draft nodes kept in all; the root is never counted."
+    )
+
+    def tree_shape(self) -> TreeShape:
+        """The same three numbers as the hand-over type."""
+        return TreeShape(self.depth, self.width, self.nodes)
+
+    def capacity(self) -> int:
+        """Most nodes that a tree of this depth and width can propose: level 1 holds ``width``, a deeper one ``width ** 2``."""
+        return self.width + (self.depth - 1) * self.width**2
+
+
+class TreeConfig(_Section):
+    """Which tree is drafted in a step."""
+
+    policy: Literal["adaptive", "static"] = Field(
+        "adaptive",
+        description="`adaptive` moves between `low` and `high` with the signal; `static` always asks for `shape`.",
+    )
+    scope: Literal["request", "batch"] = Field(
+        "request",
+        description="`request` chooses a shape for each request; `batch` one shape for all, from the mean signal.",
+    )
+    low: ShapeConfig | None = Field(
+        None, description="Shape at no confidence (shallow, wide); only with `adaptive`."
+    )
+    high: ShapeConfig | None = Field(
+        None, description="Shape at full confidence (deep, narrow); only with `adaptive`."
+    )
+    shape: ShapeConfig | None = Field(
+        None, description="The one shape of `static`; required there, and only there."
+    )
+    min_path_probability: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Draft nodes whose path probability (product of draft probabilities from the root) is below this "
+        "are dropped before they are verified.",
+    )
+
+
+class SignalConfig(_Section):
+    """How confident a request looks: draft confidence times rolling acceptance."""
+
+    alpha: float = Field(
+        0.3,
+        gt=0,
+        le=1,
+        description="Weight of the newest step in the rolling acceptance (accepted / drafted depth).",
+    )
+    initial: float = Field(0.5, ge=0, le=1, description="Rolling acceptance of a new request.")
+    divisor: float = Field(
+        0.5, gt=0, le=1, description="Confidence times acceptance that already counts as full confidence."
+    )
+    breaker_steps: int = Field(
+        5,
+        ge=1,
+        le=1_000_000,
+        description="Steps in a row with nothing accepted before the request falls back to `low`, until something is "
+        "accepted again.",
+    )
+
+
+class MarginConfig(_Section):
+    """The lossy margin rule; without this section verification is lossless."""
+
+    kappa: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="A draft token that is not the target's choice is accepted when its probability is at least `kappa` "
+        "times that of the target's choice; 1 is lossless.",
+    )
+    max_promotions_per_step: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_TREE_NODES,
+        description="Most such acceptances of one request in one step; null is no limit.",
+    )
+
+
+class GuardConfig(_Section):
+    """When the margin rule is switched off for a request."""
+
+    min_acceptance: float = Field(
+        0.0, ge=0, le=1, description="Rolling acceptance below which a request is verified strictly."
+    )
+    max_regret: float | None = Field(
+        None,
+        gt=0,
+        description="Log-probability (nats) that a request may give up in all before it is verified strictly; null is "
+        "no limit.",
+    )
+
+
+Preset = Literal["default", "paper"]
+
+_PRESET_SHAPES: dict[str, dict[str, int]] = {
+    "low": {"depth": 3, "width": 4, "nodes": 3},
+    "high": {"depth": 7, "width": 1, "nodes": 7},
+}
+_PRESET_SCOPE: dict[str, str] = {"default": "request", "paper": "batch"}
+_PRESET_PRUNING: dict[str, float] = {"default": 0.05, "paper": 0.0}
+
+
+class AdaptiveSpecConfig(_Section):
+    """All settings of the method, resolved."""
+
+    method: Literal["adaptivespec"] = Field(METHOD, description="Asks for this method.")
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="EAGLE-3 head: a directory or a hub id. Required when decoding.",
+    )
+    preset: Preset = Field(
+        "default",
+        description="Values of what is not written out. `paper`: one shape a batch and no pruning, as published; "
+        "neither preset turns the margin rule on.",
+    )
+    num_speculative_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_TREE_NODES,
+        description="Cap on draft nodes of a request in a step, the root not counted; null is the largest `nodes` of the "
+        "configured shapes. Shapes that come from a preset are cut to it.",
+    )
+    tree: TreeConfig = Field(default_factory=TreeConfig, description="Which tree is drafted.")
+    signal: SignalConfig = Field(
+        default_factory=SignalConfig, description="How confident a request looks."
+    )
+    margin: MarginConfig | None = Field(
+        None, description="The lossy rule; absent or null is lossless, `{}` is the rule at its defaults."
+    )
+    guard: GuardConfig = Field(
+        default_factory=GuardConfig,
+        description="When the margin rule stops; without `margin` it has nothing to stop.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, options: Any) -> Any:
+        return _with_preset(options) if isinstance(options, Mapping) else options
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> AdaptiveSpecConfig:
+        for contradiction in _contradictions(self):
+            raise ConfigError(contradiction)
+        return self
+
+    @property
+    def max_nodes(self) -> int:
+        """Cap on draft nodes of a request in a step."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return max(shape.nodes for _, shape in _shapes(self.tree))
+
+    @property
+    def max_depth(self) -> int:
+        """Levels of the deepest tree that can be asked for."""
+        return max(shape.depth for _, shape in _shapes(self.tree))
+
+    @property
+    def max_width(self) -> int:
+        """Width of the widest tree that can be asked for."""
+        return max(shape.width for _, shape in _shapes(self.tree))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether only the target's own choices are accepted."""
+        return self.margin is None or self.margin.kappa == 1.0
+
+    def to_resolved_dict(self) -> dict[str, Any]:
+        """Every key with the value it has in the end, ready for JSON and for :func:`resolve`."""
+        resolved = self.model_dump(mode="json")
+        resolved["num_speculative_tokens"] = self.max_nodes
+        unused = ("low", "high") if self.tree.policy == "static" else ("shape",)
+        for key in unused:
+            del resolved["tree"][key]
+        return resolved
+
+
+class Loaded(NamedTuple):
+    """A configuration, and the keys beside it that belong to vLLM."""
+
+    config: AdaptiveSpecConfig
+    vllm: dict[str, Any]
+
+
+def load(source: str | Path | Mapping[str, Any], foreign: Collection[str] = ()) -> Loaded:
+    """Read and resolve a configuration from a path, JSON text or a mapping.
+
+    Args:
+        source: where it is. A string that starts with ``{`` is JSON text, any other string a path.
+        foreign: keys that are not ours but allowed beside ours; they come back untouched.
+
+    Raises:
+        ConfigError: for whatever is wrong with it.
+
+    """
+    origin = "" if isinstance(source, Mapping) or is_json_text(source) else f"{source}: "
+    options = read(source)
+    try:
+        config, vllm = _split(options, foreign)
+        if "method" not in options:
+            raise ConfigError(f"method: missing; allowed: {METHOD!r}")
+        if config.model is None:
+            raise ConfigError("model: missing; give the directory or hub id of an EAGLE-3 head")
+    except ConfigError as error:
+        raise ConfigError(f"{origin}{error}") from None
+    return Loaded(config, vllm)
+
+
+def resolve(options: Mapping[str, Any]) -> AdaptiveSpecConfig:
+    """The configuration of a mapping that holds our keys only; ``method`` and ``model`` may be absent."""
+    try:
+        config = AdaptiveSpecConfig.model_validate(_underscored(options))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    return config.model_copy(update={"num_speculative_tokens": config.max_nodes})
+
+
+def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The raw mapping of a path, of JSON text or of a mapping, with ``-`` in keys turned into ``_``.
+
+    Raises:
+        ConfigError: missing file, invalid JSON (with line and column), a key twice, not an object.
+
+    """
+    if isinstance(source, Mapping):
+        return _underscored(source)
+    if is_json_text(source):
+        return _underscored(_parse(str(source), "JSON text"))
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read ({reason})") from None
+    return _underscored(_parse(text, str(path)))
+
+
+def is_json_text(source: str | Path) -> bool:
+    """Whether a string is meant as JSON and not as a path."""
+    return isinstance(source, str) and source.lstrip().startswith(("{", "["))
+
+
+def key_error(key: str, allowed: Collection[str], path: str = "") -> ConfigError:
+    """The error of a key that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"{path}{key}: unknown key; {hint}allowed: {', '.join(sorted(allowed))}")
+
+
+class KeyDoc(NamedTuple):
+    """One key, for the documentation."""
+
+    key: str
+    allowed: str
+    default: str
+    meaning: str
+
+
+def describe(model: type[BaseModel] = AdaptiveSpecConfig, path: str = "") -> Iterator[KeyDoc]:
+    """Every key in order of appearance, sections before their keys."""
+    for name, field in model.model_fields.items():
+        key = f"{path}{name}"
+        yield KeyDoc(key, _allowed(field), _default(key, field), field.description or "")
+        section = _section(field)
+        if section is ShapeConfig and name != "low":
+            continue  # the same three keys as under ``low``
+        if section is not None:
+            yield from describe(section, f"{key}.")
+
+
+def markdown_table() -> str:
+    """The key table of ``docs/configuration.md``."""
+    lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+    for doc in describe():
+        key = doc.key.replace("tree.low.", "tree.{low,high,shape}.")
+        lines.append(f"| `{key}` | {doc.allowed} | {doc.default} | {doc.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- presets ---
+
+
+def _with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` with the preset's values where nothing is written out."""
+    filled = dict(options)
+    preset = options.get("preset", "default")
+    tree = options.get("tree", {})
+    if preset not in list(_PRESET_SCOPE) or not isinstance(tree, Mapping):
+        return filled  # validation names the fault
+    adaptive = tree.get("policy", "adaptive") != "static"
+    for name in ("shape",) if adaptive else ("low", "high"):
+        if tree.get(name) is not None:
+            policy, wanted = ("adaptive", "low and high") if adaptive else ("static", "shape")
+            raise ConfigError(
+                f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {wanted}"
+            )
+    merged: dict[str, Any] = {"scope": _PRESET_SCOPE[preset]}
+    if adaptive:
+        merged["min_path_probability"] = _PRESET_PRUNING[preset]
+    merged |= tree
+    if adaptive:
+        cap = options.get("num_speculative_tokens")
+        for name, values in _PRESET_SHAPES.items():
+            merged[name] = _preset_shape(values, tree.get(name, {}), cap)
+    filled["tree"] = merged
+    return filled
+
+
+def _preset_shape(preset: Mapping[str, int], explicit: Any, cap: Any) -> Any:
+    """A preset's end shape under the numbers that are written out, and under the cap."""
+    if not isinstance(explicit, Mapping):
+        return explicit
+    shape = {**preset, **explicit}
+    if "nodes" not in explicit and type(cap) is int and cap >= 1:
+        shape["nodes"] = min(shape["nodes"], cap)
+    if "depth" not in explicit and type(shape["nodes"]) is int and shape["nodes"] >= 1:
+        shape["depth"] = min(shape["depth"], shape["nodes"])
+    return shape
+
+
+# --- contradictions ---
+
+
+def _shapes(tree: TreeConfig) -> list[tuple[str, ShapeConfig]]:
+    named = [("tree.low", tree.low), ("tree.high", tree.high), ("tree.shape", tree.shape)]
+    return [(path, shape) for path, shape in named if shape is not None]
+
+
+def _contradictions(config: AdaptiveSpecConfig) -> Iterator[str]:
+    yield from _missing_shapes(config.tree)
+    cap = config.num_speculative_tokens
+    for path, shape in _shapes(config.tree):
+        if cap is not None and shape.nodes > cap:
+            yield f"{path}.nodes: got {shape.nodes}, above num_speculative_tokens; allowed: at most {cap}"
+        if shape.nodes < shape.depth:
+            yield (
+                f"{path}.nodes: got {shape.nodes}, fewer than the {shape.depth} levels of {path}.depth; "
+                f"allowed: at least {shape.depth}"
+            )
+        if shape.nodes > shape.capacity():
+            yield (
+                f"{path}.nodes: got {shape.nodes}, more than depth {shape.depth} and width {shape.width} can hold; "
+                f"allowed: at most {shape.capacity()}"
+            )
+        if shape.width * (shape.depth - 1) > MAX_EXPANDED_NODES:
+            widest = MAX_EXPANDED_NODES // (shape.depth - 1)
+            yield (
+                f"{path}.width: got {shape.width}, too many nodes to expand at depth {shape.depth}; "
+                f"allowed: at most {widest} (width * (depth - 1) <= {MAX_EXPANDED_NODES})"
+            )
+
+
+def _missing_shapes(tree: TreeConfig) -> Iterator[str]:
+    for name in ("shape",) if tree.policy == "static" else ("low", "high"):
+        if getattr(tree, name) is None:
+            yield (
+                f"tree.{name}: missing; tree.policy {tree.policy!r} needs an object with the keys depth, width, nodes"
+            )
+
+
+# --- reading ---
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{origin}: {key}: given twice")
+        return dict(pairs)
+
+    def constant(name: str) -> Any:
+        raise ConfigError(f"{origin}: {name} is not valid JSON")
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{origin}: invalid JSON at line {error.lineno} column {error.colno}: {error.msg}"
+        ) from None
+    except RecursionError:
+        raise ConfigError(f"{origin}: nested too deeply") from None
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{origin}: got {_shown(parsed)}; allowed: a JSON object")
+    return parsed
+
+
+def _underscored(options: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
+    """Keys with ``_`` for ``-``, at every level, as vLLM's own command line writes them."""
+    result: dict[str, Any] = {}
+    for raw, value in options.items():
+        key = str(raw).replace("-", "_")
+        if key in result:
+            raise ConfigError(f"{path}{key}: given twice")
+        result[key] = _underscored(value, f"{path}{key}.") if isinstance(value, Mapping) else value
+    return result
+
+
+def _split(
+    options: Mapping[str, Any], foreign: Collection[str]
+) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
+    own = AdaptiveSpecConfig.model_fields
+    for key in options:
+        if key not in own and key not in foreign:
+            raise key_error(key, {*own, *foreign})
+    config = resolve({key: value for key, value in options.items() if key in own})
+    return config, {key: value for key, value in options.items() if key not in own}
+
+
+# --- explaining ---
+
+
+def _explain(error: ValidationError) -> str:
+    """The first fault as one line: key path, what was given, what is allowed."""
+    fault = error.errors(include_url=False)[0]
+    own = fault.get("ctx", {}).get("error")
+    if isinstance(own, ConfigError):
+        return str(own)
+    *parents, key = [str(part) for part in fault["loc"]]
+    path = "".join(f"{part}." for part in parents)
+    section = _section_at(parents)
+    if fault["type"] == "extra_forbidden":
+        return str(key_error(key, section.model_fields, path))
+    allowed = _allowed(section.model_fields[key])
+    if fault["type"] == "missing":
+        return f"{path}{key}: missing; allowed: {allowed}"
+    return f"{path}{key}: got {_shown(fault['input'])}; allowed: {allowed}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _section_at(parents: list[str]) -> type[BaseModel]:
+    section: type[BaseModel] = AdaptiveSpecConfig
+    for part in parents:
+        nested = _section(section.model_fields[part])
+        assert nested is not None
+        section = nested
+    return section
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    for kind in _kinds(field):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _kinds(field: FieldInfo) -> list[Any]:
+    annotation = field.annotation
+    return list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+
+
+def _allowed(field: FieldInfo) -> str:
+    kinds = _kinds(field)
+    texts = [_allowed_kind(kind, field) for kind in kinds if kind is not NoneType]
+    return " or ".join(texts + ["null"] * (NoneType in kinds))
+
+
+def _allowed_kind(kind: Any, field: FieldInfo) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f"'{choice}'" for choice in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f"an object with the keys {', '.join(kind.model_fields)}"
+    if kind is str:
+        return "a string that is not empty"
+    return {int: "an integer", float: "a number"}[kind] + _bounds(field)
+
+
+def _bounds(field: FieldInfo) -> str:
+    bound = {
+        name: getattr(mark, name)
+        for mark in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if getattr(mark, name, None) is not None
+    }
+    if {"ge", "le"} <= bound.keys():
+        return f" from {bound['ge']} to {bound['le']}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return (
+        " " + " and ".join(f"{words[name]} {bound[name]}" for name in words if name in bound)
+        if bound
+        else ""
+    )
+
+
+def _default(key: str, field: FieldInfo) -> str:
+    special = {
+        "tree.low": "(3, 4, 3)",
+        "tree.high": "(7, 1, 7)",
+        "tree.scope": "`request`; preset `paper`: `batch`",
+        "tree.min_path_probability": "0.05; `static` or preset `paper`: 0",
+        "method": "required",
+        "model": "required",
+        "num_speculative_tokens": "the largest `nodes`",
+    }
+    if key in special:
+        return special[key]
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None:
+        return "see its keys"
+    return "null" if field.default is None else f"`{field.default}`"

@@ -1,0 +1,113 @@
+"""What our replacements in vLLM's front end do; each calls the original and changes nothing unless asked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from adaptivespec_vllm.config import METHOD, ConfigError, is_json_text, read
+from adaptivespec_vllm.engine import seams
+
+_ALIASES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+_REQUEST = "_adaptivespec_request"
+
+
+def add_cli_args(original: Callable[..., Any], parser: Any) -> Any:
+    """``--speculative-config`` takes a path too, and ``--spec-method`` knows our name."""
+    parser = original(parser)
+    actions = {option: action for action in parser._actions for option in action.option_strings}
+    actions["--speculative-config"].type = _taking_paths(actions["--speculative-config"].type)
+    method = actions.get("--spec-method")
+    if method is not None and method.choices is not None and METHOD not in method.choices:
+        method.choices = [*method.choices, METHOD]
+    return parser
+
+
+def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
+    """A path or JSON text becomes a dict; our refusals come before workers start."""
+    if isinstance(engine_args.speculative_config, (str, Path)):
+        engine_args.speculative_config = read(engine_args.speculative_config)
+    request = requested(engine_args)
+    if request is None:
+        return original(engine_args, *args, **kwargs)
+    seams.require("front")
+    from adaptivespec_vllm.engine import refusals
+
+    refusals.check_engine_args(engine_args)
+    engine_args.speculative_config = {**(engine_args.speculative_config or {}), _REQUEST: request}
+    try:
+        vllm_config = original(engine_args, *args, **kwargs)
+    finally:
+        engine_args.speculative_config.pop(_REQUEST, None)
+    refusals.check(vllm_config)
+    return vllm_config
+
+
+def create_speculative_config(
+    original: Callable[..., Any], engine_args: Any, target_model_config: Any, target_parallel_config: Any
+) -> Any:
+    """Our configuration for our method, vLLM's own for every other."""
+    request = requested(engine_args)
+    if request is None:
+        return original(engine_args, target_model_config, target_parallel_config)
+    from adaptivespec_vllm.engine import spec_config
+
+    return spec_config.build(request, target_model_config, target_parallel_config)
+
+
+def v2_unsupported_features(original: Callable[..., Any], vllm_config: Any) -> Any:
+    """The V2 runner does not draft trees, so vLLM takes V1 for our method."""
+    unsupported = original(vllm_config)
+    if getattr(vllm_config.speculative_config, METHOD, None) is not None:
+        unsupported = [*unsupported, f"speculative method '{METHOD}'"]
+    return unsupported
+
+
+def requested(engine_args: Any) -> dict[str, Any] | None:
+    """The speculative configuration when it asks for our method, flags of vLLM folded in; otherwise None."""
+    options = engine_args.speculative_config
+    if options is not None and not isinstance(options, dict):
+        return None
+    options = dict(options or {})
+    if _REQUEST in options:
+        # vLLM replaces method and model when the model it was given is itself a speculators checkpoint
+        return {**options[_REQUEST], "model": options.get("model", options[_REQUEST].get("model"))}
+    flags = {key: getattr(engine_args, flag, None) for flag, key in _ALIASES.items()}
+    if METHOD not in (options.get("method"), flags["method"]):
+        return None
+    for flag, key in _ALIASES.items():
+        if flags[key] is not None and key in options:
+            raise ConfigError(f"{key}: given in speculative_config and by --{flag.replace('_', '-')}; allowed: one")
+    return options | {key: value for key, value in flags.items() if value is not None}
+
+
+def _taking_paths(parse_json: Callable[[str], Any]) -> Callable[[str], Any]:
+    def speculative_config(text: str) -> Any:
+        try:
+            if _is_path(text):
+                return read(text)
+            return parse_json(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        except argparse.ArgumentTypeError:
+            if METHOD in text:
+                _explain(text)
+            raise
+
+    return speculative_config
+
+
+def _explain(text: str) -> None:
+    """Raise our own error, with line and column, for JSON text that was meant for us."""
+    try:
+        read(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _is_path(text: str) -> bool:
+    if not text.strip() or is_json_text(text):
+        return False
+    return text.endswith(".json") or "/" in text or Path(text).is_file()

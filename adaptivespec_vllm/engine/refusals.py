@@ -1,0 +1,156 @@
+"""Combinations that this package does not support, refused at start with the setting and the reason.
+
+Each check is one small function that returns reasons; :func:`unsupported_reasons` gathers them, :func:`check` raises. They run in
+the front end before workers start, again in each worker, and once more on the built layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from adaptivespec_vllm.config import ConfigError
+
+_PLAIN_KV = ("auto", "float16", "bfloat16", "float32")
+
+
+class Unsupported(ConfigError):
+    """A setting that cannot be combined with method 'adaptivespec'."""
+
+
+def check_engine_args(engine_args: Any) -> None:
+    """What has to be asked before vLLM resolves it, because it would be changed silently."""
+    from vllm import envs
+
+    reasons = []
+    if engine_args.async_scheduling:
+        reasons.append("async_scheduling=True: drafting follows the bookkeeping of the step before; leave it unset")
+    if envs.VLLM_USE_V2_MODEL_RUNNER:
+        reasons.append("VLLM_USE_V2_MODEL_RUNNER=1: trees are drafted on the V1 model runner; unset it")
+    _raise(reasons)
+
+
+def check(vllm_config: Any) -> None:
+    """Raise one error that names every unsupported setting of a whole configuration."""
+    _raise(unsupported_reasons(vllm_config))
+
+
+def unsupported_reason(vllm_config: Any) -> str | None:
+    """The first unsupported setting and why, or None."""
+    return next(iter(unsupported_reasons(vllm_config)), None)
+
+
+def unsupported_reasons(vllm_config: Any) -> list[str]:
+    """Every unsupported setting of vLLM's whole configuration, each with its reason."""
+    return [
+        *_parallel(vllm_config.parallel_config),
+        *_runner(vllm_config),
+        *_target(vllm_config.model_config),
+        *_attention(vllm_config.model_config.hf_text_config, "the target"),
+        *_head(vllm_config.speculative_config),
+        *_kv_cache(vllm_config),
+        *_sampling(vllm_config.model_config),
+    ]
+
+
+def check_layers(layers: Mapping[str, Any]) -> None:
+    """Raise for attention layers, by name, that the tree attention cannot stand in for."""
+    _raise([reason for name, layer in layers.items() for reason in _layer(name, layer)][:1])
+
+
+def _raise(reasons: list[str]) -> None:
+    if reasons:
+        raise Unsupported(f"not supported with method 'adaptivespec': {'; '.join(reasons)}")
+
+
+def _parallel(parallel: Any) -> Iterator[str]:
+    sizes = {
+        "pipeline_parallel_size": "accepted KV is committed by one stage",
+        "data_parallel_size": "ranks would have to agree on tree shapes",
+        "decode_context_parallel_size": "a tree's KV is not sharded",
+        "prefill_context_parallel_size": "a tree's KV is not sharded",
+    }
+    for name, why in sizes.items():
+        size = getattr(parallel, name, 1)
+        if size > 1:
+            yield f"{name}={size}: {why}; allowed: 1"
+
+
+def _runner(vllm_config: Any) -> Iterator[str]:
+    if vllm_config.use_v2_model_runner:
+        yield "the V2 model runner: trees are drafted on the V1 model runner; set VLLM_USE_V2_MODEL_RUNNER=0"
+    if vllm_config.scheduler_config.async_scheduling:
+        yield "async_scheduling=True: drafting follows the bookkeeping of the step before; leave it unset"
+
+
+def _target(model: Any) -> Iterator[str]:
+    kinds = {
+        "use_mla": "multi-head latent attention: tree attention reads plain keys and values",
+        "uses_mrope": "M-RoPE: a tree's positions are one number a token",
+        "is_hybrid": "a hybrid model: recurrent state cannot follow a tree",
+        "is_attention_free": "a model without attention: recurrent state cannot follow a tree",
+        "has_inner_state": "a model with recurrent state: it cannot follow a tree",
+        "is_encoder_decoder": "an encoder-decoder model: only decoders are verified as trees",
+        "is_multimodal_model": "a multimodal model: the head does not see its inputs",
+        "uses_alibi": "ALiBi: tree attention knows no position bias",
+    }
+    for name, why in kinds.items():
+        if getattr(model, name, False):
+            yield f"model {model.model!r} is {why}"
+            return
+    if getattr(model, "uses_xdrope_dim", 0):
+        yield f"model {model.model!r} uses XD-RoPE: a tree's positions are one number a token"
+    if model.runner_type != "generate":
+        yield f"runner={model.runner_type!r}: only generation drafts tokens; allowed: 'generate'"
+
+
+def _attention(text_config: Any, whose: str) -> Iterator[str]:
+    window = getattr(text_config, "sliding_window", None)
+    kinds = [kind for kind in getattr(text_config, "layer_types", None) or () if kind != "full_attention"]
+    if window is not None:
+        yield f"sliding_window={window} of {whose}: tree attention sees the whole prefix (disable_sliding_window=True)"
+    elif kinds and kinds[0] != "attention":
+        yield f"layer_types of {whose} hold {kinds[0]!r}: tree attention sees the whole prefix"
+    for name in ("attn_logit_softcapping", "attn_logit_cap"):
+        cap = getattr(text_config, name, None)
+        if cap:
+            yield f"{name}={cap} of {whose}: tree attention does not cap its scores"
+
+
+def _head(speculative: Any) -> Iterator[str]:
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is not None:
+        yield from _attention(draft.hf_config, "the head")
+    dtype = getattr(speculative, "kv_cache_dtype", None)
+    if dtype not in (None, *_PLAIN_KV):
+        yield f"kv_cache_dtype={dtype!r} of the head: tree attention reads unquantized KV; allowed: 'auto'"
+
+
+def _kv_cache(vllm_config: Any) -> Iterator[str]:
+    dtype = vllm_config.cache_config.cache_dtype
+    if dtype not in _PLAIN_KV:
+        yield f"kv_cache_dtype={dtype!r}: tree attention reads unquantized KV; allowed: 'auto'"
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector is not None:
+        yield f"kv_connector={transfer.kv_connector!r}: KV of a step is committed after it, not while it runs"
+
+
+def _sampling(model: Any) -> Iterator[str]:
+    if model.logits_processors:
+        yield "logits_processors: custom processors see one position a request, a tree has many"
+
+
+def _layer(name: str, layer: Any) -> Iterator[str]:
+    impl = getattr(layer, "impl", layer)
+    if getattr(impl, "alibi_slopes", None) is not None:
+        yield f"layer {name} uses ALiBi: tree attention knows no position bias"
+    window = getattr(impl, "sliding_window", None)
+    if window is not None and window != -1 and window != (-1, -1):
+        yield f"layer {name} has a sliding window of {window}: tree attention sees the whole prefix"
+    if getattr(impl, "logits_soft_cap", None):
+        yield f"layer {name} caps its scores: tree attention does not"
+    if getattr(impl, "sinks", None) is not None:
+        yield f"layer {name} has attention sinks: tree attention has none"
+    dtype = getattr(impl, "kv_cache_dtype", "auto")
+    if dtype not in _PLAIN_KV:
+        yield f"layer {name} has kv_cache_dtype={dtype!r}: tree attention reads unquantized KV"

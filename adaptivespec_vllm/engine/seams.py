@@ -1,0 +1,235 @@
+"""Every vLLM symbol that this package touches, in one place.
+
+:data:`SEAMS` is the list; :func:`require` turns a vLLM version outside the supported range, or a symbol that is gone, into
+one error that names it, and is called only where our method was asked for. :class:`Wrap` is the one way in which a
+vLLM function is replaced: it keeps the original, records itself on the replacement and never applies twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from adaptivespec_vllm.config import ConfigError
+
+SUPPORTED_VLLM = ((0, 32), (0, 34))
+"""First supported and first unsupported (major, minor) of vLLM."""
+
+SUPPORTED_VLLM_TEXT = "vllm>=0.32,<0.34"
+
+TESTED_VLLM = ("0.32.0",)
+
+_MARK = "__adaptivespec_wrap__"
+
+
+class UnsupportedVLLM(ConfigError):
+    """The installed vLLM is not one that this package can work with."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A symbol of vLLM that this package relies on.
+
+    Attributes:
+        path: ``module:Class.attribute``.
+        why: what it is used for.
+        where: ``front`` is the process that builds the configuration, ``worker`` the one that runs the model.
+        platform: the only platform that has the symbol, or "" for all.
+        tested: versions of vLLM that it was tried with.
+
+    """
+
+    path: str
+    why: str
+    where: Literal["front", "worker"] = "worker"
+    platform: str = ""
+    tested: tuple[str, ...] = TESTED_VLLM
+
+    def resolve(self) -> Any:
+        """The symbol itself; raises ImportError or AttributeError when it is gone."""
+        owner, name = self.owner()
+        return getattr(owner, name)
+
+    def owner(self) -> tuple[Any, str]:
+        """The object that holds the symbol, and its name there."""
+        module, _, qualified = self.path.partition(":")
+        owner: Any = importlib.import_module(module)
+        *parents, name = qualified.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, name
+
+
+@dataclass(frozen=True)
+class SeamStatus:
+    """Whether a seam was found."""
+
+    seam: Seam
+    error: str | None = None
+
+    @property
+    def found(self) -> bool:
+        return self.error is None
+
+
+def _runner(name: str, why: str) -> Seam:
+    return Seam(f"vllm.v1.worker.gpu_model_runner:GPUModelRunner.{name}", why)
+
+
+def _proposer(name: str, why: str) -> Seam:
+    return Seam(f"vllm.v1.spec_decode.eagle:EagleProposer.{name}", why)
+
+
+def _args(name: str, why: str) -> Seam:
+    return Seam(f"vllm.engine.arg_utils:EngineArgs.{name}", why, "front")
+
+
+ADD_CLI_ARGS = _args("add_cli_args", "--speculative-config takes a path")
+CREATE_ENGINE_CONFIG = _args("create_engine_config", "a path in EngineArgs; refusals before workers start")
+CREATE_SPECULATIVE_CONFIG = _args("create_speculative_config", "method 'adaptivespec' gives our configuration")
+V2_UNSUPPORTED = Seam(
+    "vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features",
+    "vLLM chooses the V1 runner for our method by itself",
+    "front",
+)
+
+SEAMS: list[Seam] = [
+    ADD_CLI_ARGS,
+    CREATE_ENGINE_CONFIG,
+    CREATE_SPECULATIVE_CONFIG,
+    V2_UNSUPPORTED,
+    Seam("vllm.config.speculative:SpeculativeConfig", "our configuration is a subclass", "front"),
+    Seam("vllm.config.speculative:SpeculativeConfig.compute_hash", "our settings enter the hash", "front"),
+    Seam("vllm.config.utils:config", "decorator of vLLM's configuration classes", "front"),
+    Seam("vllm.platforms:current_platform", "which worker to ask for", "front"),
+    Seam("vllm.envs:VLLM_USE_V2_MODEL_RUNNER", "the V2 runner is refused", "front"),
+    Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "builds the runner", platform="cpu"),
+    Seam("vllm.v1.worker.cpu_worker:CPUModelRunner", "class that the worker builds", platform="cpu"),
+    Seam("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "base class of our runner", platform="cpu"),
+    _runner("_prepare_inputs", "tree positions and slots"),
+    _runner("_build_attention_metadata", "attach the trees"),
+    _runner("_update_states_after_model_execute", "moment at which accepted KV is committed"),
+    _runner("_get_eagle3_aux_layers_from_config", "auxiliary layers of the head"),
+    Seam("vllm.v1.spec_decode.eagle:EagleProposer", "base class of our proposer"),
+    _proposer("prepare_inputs", "rows of the accepted path"),
+    _proposer("propose", "first pass of the head"),
+    _proposer("set_inputs_first_pass", "rows of the first pass"),
+    Seam("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "walk of the trees"),
+    Seam("vllm.v1.sample.sampler:Sampler.greedy_sample", "the same arg-max as plain decoding"),
+    Seam("vllm.v1.attention.backends.registry:register_backend", "our attention backend"),
+    Seam("vllm.v1.attention.backends.registry:AttentionBackendEnum.CPU_ATTN", "its place", platform="cpu"),
+    Seam(
+        "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend",
+        "base class of our attention backend",
+        platform="cpu",
+    ),
+    Seam(
+        "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
+        "rows without a tree",
+        platform="cpu",
+    ),
+    Seam(
+        "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.do_kv_cache_update",
+        "commit of accepted KV",
+        platform="cpu",
+    ),
+]
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM, whichever distribution it came from."""
+    try:
+        import vllm
+    except ImportError as error:
+        raise UnsupportedVLLM(f"vllm: cannot be imported ({error}); needed: {SUPPORTED_VLLM_TEXT}") from None
+    return str(vllm.__version__)
+
+
+def check_version(version: str | None = None) -> str:
+    """The installed version, or an error that names the supported range."""
+    version = vllm_version() if version is None else version
+    match = re.match(r"v?(\d+)\.(\d+)", version)
+    first, end = SUPPORTED_VLLM
+    if match is None or not first <= (int(match[1]), int(match[2])) < end:
+        raise UnsupportedVLLM(f"vllm: version {version} is not supported; needed: {SUPPORTED_VLLM_TEXT}")
+    return version
+
+
+def check_seams(where: Literal["front", "worker"] | None = None, platform: str | None = None) -> list[SeamStatus]:
+    """Status of every seam of a process kind and platform (all of this machine's when not given)."""
+    platform = _platform() if platform is None else platform
+    wanted = [
+        seam for seam in SEAMS if where in (None, seam.where) and seam.platform in ("", platform)
+    ]
+    return [_status(seam) for seam in wanted]
+
+
+def require(where: Literal["front", "worker"]) -> None:
+    """Raise an error that names what is missing, if vLLM's version or a seam is not what we need."""
+    version = check_version()
+    missing = [status for status in check_seams(where) if not status.found]
+    if missing:
+        names = "; ".join(f"{status.seam.path} ({status.seam.why})" for status in missing)
+        raise UnsupportedVLLM(f"vllm {version}: missing {names}; tested with {', '.join(TESTED_VLLM)}")
+
+
+def _status(seam: Seam) -> SeamStatus:
+    try:
+        seam.resolve()
+    except Exception as error:  # noqa: BLE001 - an import of vLLM can fail in any way; all mean "not there"
+        return SeamStatus(seam, f"{type(error).__name__}: {error}")
+    return SeamStatus(seam)
+
+
+def _platform() -> str:
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A replacement of one vLLM function that calls the original.
+
+    Attributes:
+        seam: what is replaced.
+        around: called as ``around(original, *args, **kwargs)``.
+
+    """
+
+    seam: Seam
+    around: Callable[..., Any]
+
+    def installed(self) -> bool:
+        owner, name = self.seam.owner()
+        return hasattr(getattr(owner, name), _MARK)
+
+    def install(self) -> bool:
+        """Put the replacement in place; False when it is there already."""
+        if self.installed():
+            return False
+        owner, name = self.seam.owner()
+        static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        original, around = getattr(owner, name), self.around
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(replacement, _MARK, self)
+        setattr(owner, name, staticmethod(replacement) if static else replacement)
+        return True
+
+    def uninstall(self) -> None:
+        """Put the original back; for tests."""
+        owner, name = self.seam.owner()
+        replacement = getattr(owner, name)
+        if hasattr(replacement, _MARK):
+            static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+            original = replacement.__wrapped__
+            setattr(owner, name, staticmethod(original) if static else original)

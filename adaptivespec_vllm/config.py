@@ -46,9 +46,7 @@ class ShapeConfig(_Section):
         le=MAX_TREE_NODES,
         description="Nodes of a level that are expanded, and children that each of them proposes.",
     )
-    nodes: int = Field(
-        ge=1, le=MAX_TREE_NODES, description="Draft nodes kept in all; the root is never counted."
-    )
+    nodes: int = Field(ge=1, le=MAX_TREE_NODES, description="Draft nodes kept in all; the root is never counted.")
 
     def tree_shape(self) -> TreeShape:
         """The same three numbers as the hand-over type."""
@@ -70,15 +68,9 @@ class TreeConfig(_Section):
         "request",
         description="`request` chooses a shape for each request; `batch` one shape for all, from the mean signal.",
     )
-    low: ShapeConfig | None = Field(
-        None, description="Shape at no confidence (shallow, wide); only with `adaptive`."
-    )
-    high: ShapeConfig | None = Field(
-        None, description="Shape at full confidence (deep, narrow); only with `adaptive`."
-    )
-    shape: ShapeConfig | None = Field(
-        None, description="The one shape of `static`; required there, and only there."
-    )
+    low: ShapeConfig | None = Field(None, description="Shape at no confidence (shallow, wide); only with `adaptive`.")
+    high: ShapeConfig | None = Field(None, description="Shape at full confidence (deep, narrow); only with `adaptive`.")
+    shape: ShapeConfig | None = Field(None, description="The one shape of `static`; required there, and only there.")
     min_path_probability: float = Field(
         0.0,
         ge=0,
@@ -174,9 +166,7 @@ class AdaptiveSpecConfig(_Section):
         "configured shapes. Shapes that come from a preset are cut to it.",
     )
     tree: TreeConfig = Field(default_factory=TreeConfig, description="Which tree is drafted.")
-    signal: SignalConfig = Field(
-        default_factory=SignalConfig, description="How confident a request looks."
-    )
+    signal: SignalConfig = Field(default_factory=SignalConfig, description="How confident a request looks.")
     margin: MarginConfig | None = Field(
         None, description="The lossy rule; absent or null is lossless, `{}` is the rule at its defaults."
     )
@@ -346,9 +336,7 @@ def _with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("shape",) if adaptive else ("low", "high"):
         if tree.get(name) is not None:
             policy, wanted = ("adaptive", "low and high") if adaptive else ("static", "shape")
-            raise ConfigError(
-                f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {wanted}"
-            )
+            raise ConfigError(f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {wanted}")
     merged: dict[str, Any] = {"scope": _PRESET_SCOPE[preset]}
     if adaptive:
         merged["min_path_probability"] = _PRESET_PRUNING[preset]
@@ -430,9 +418,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         parsed = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{origin}: invalid JSON at line {error.lineno} column {error.colno}: {error.msg}"
-        ) from None
+        raise ConfigError(f"{origin}: invalid JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise ConfigError(f"{origin}: nested too deeply") from None
     if not isinstance(parsed, dict):
@@ -451,9 +437,7 @@ def _underscored(options: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
     return result
 
 
-def _split(
-    options: Mapping[str, Any], foreign: Collection[str]
-) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
+def _split(options: Mapping[str, Any], foreign: Collection[str]) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
     own = AdaptiveSpecConfig.model_fields
     for key in options:
         if key not in own and key not in foreign:
@@ -537,11 +521,7 @@ def _bounds(field: FieldInfo) -> str:
     if {"ge", "le"} <= bound.keys():
         return f" from {bound['ge']} to {bound['le']}"
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    return (
-        " " + " and ".join(f"{words[name]} {bound[name]}" for name in words if name in bound)
-        if bound
-        else ""
-    )
+    return " " + " and ".join(f"{words[name]} {bound[name]}" for name in words if name in bound) if bound else ""
 
 
 def _default(key: str, field: FieldInfo) -> str:

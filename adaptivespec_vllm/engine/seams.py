@@ -163,9 +163,7 @@ def check_version(version: str | None = None) -> str:
 def check_seams(where: Literal["front", "worker"] | None = None, platform: str | None = None) -> list[SeamStatus]:
     """Status of every seam of a process kind and platform (all of this machine's when not given)."""
     platform = _platform() if platform is None else platform
-    wanted = [
-        seam for seam in SEAMS if where in (None, seam.where) and seam.platform in ("", platform)
-    ]
+    wanted = [seam for seam in SEAMS if where in (None, seam.where) and seam.platform in ("", platform)]
     return [_status(seam) for seam in wanted]
 
 

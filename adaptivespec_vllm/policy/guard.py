@@ -1,0 +1,45 @@
+"""What the margin rule may do for one request in one step."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from adaptivespec_vllm.config import GuardConfig, MarginConfig
+from adaptivespec_vllm.types import RequestSignal
+
+
+class MarginAllowance(NamedTuple):
+    """Limits of the margin rule for one request in one step.
+
+    Attributes:
+        max_log_ratio: nats that one promotion may give up, ln(1 / kappa); None is strict.
+        max_promotions: promotions in this step; None is no limit.
+        max_regret: nats that this step's promotions may give up in all; inf is no limit.
+
+    """
+
+    max_log_ratio: float | None
+    max_promotions: int | None
+    max_regret: float
+
+    @property
+    def strict(self) -> bool:
+        return self.max_log_ratio is None
+
+
+STRICT = MarginAllowance(None, 0, 0.0)
+
+
+def allowance(margin: MarginConfig | None, guard: GuardConfig, signal: RequestSignal) -> MarginAllowance:
+    """Strict without a margin, at kappa 1, below ``guard.min_acceptance`` and once ``guard.max_regret`` is used up.
+
+    ``kappa = 1`` is strict itself and not "a child as probable as the target's choice": only then is it the same, bit
+    for bit, where two tokens tie.
+    """
+    if margin is None or margin.kappa == 1.0 or signal.acceptance < guard.min_acceptance:
+        return STRICT
+    left = math.inf if guard.max_regret is None else guard.max_regret - signal.regret
+    if left <= 0.0:
+        return STRICT
+    return MarginAllowance(math.log(1.0 / margin.kappa), margin.max_promotions_per_step, left)

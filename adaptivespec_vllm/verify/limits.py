@@ -33,8 +33,9 @@ def margin_limits(margins: Sequence[RequestMargin | None]) -> MarginLimits | Non
     """Tensors for the walk; ``None`` (all strict) when no request may promote."""
     if not any(margins):
         return None
-    width = max((len(m.protected) for m in margins if m), default=0)
-    protected = torch.full((len(margins), max(width, 1)), -1, dtype=torch.int32)
+    # At least one -1 in every row: it also keeps padding drafts (token -1) from being promoted.
+    width = 1 + max(len(m.protected) for m in margins if m)
+    protected = torch.full((len(margins), width), -1, dtype=torch.int32)
     for row, margin in zip(protected, margins, strict=True):
         if margin and margin.protected:
             row[: len(margin.protected)] = torch.tensor(margin.protected, dtype=torch.int32)

@@ -104,7 +104,7 @@ class StepwiseWalk:
         if margin.max_promotions is not None and self._promotions[b] >= margin.max_promotions:
             return None
         tokens = self._trees[b].tokens
-        open_children = [c for c in children if tokens[c - 1] not in margin.protected]
+        open_children = [c for c in children if tokens[c - 1] >= 0 and tokens[c - 1] not in margin.protected]
         if not open_children:
             return None
         row = distribution[b]

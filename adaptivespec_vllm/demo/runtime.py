@@ -1,0 +1,76 @@
+"""The process that the demo needs: OpenMP runtime preloaded, threads counted, all engines in it.
+
+This module is the only one of the demo that reads or writes the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+CACHE_VARIABLE = "VLLM_ADAPTIVESPEC_CACHE"
+_REEXECUTED = "ADAPTIVESPEC_DEMO_REEXECUTED"
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def cache_dir() -> Path:
+    """Where prepared models and logs live; ``VLLM_ADAPTIVESPEC_CACHE`` overrides ``~/.cache/adaptivespec``."""
+    override = os.environ.get(CACHE_VARIABLE)
+    return Path(override).expanduser().resolve() if override else Path.home() / ".cache" / "adaptivespec"
+
+
+def physical_cores() -> int:
+    """Physical cores this process may run on (hyper-threads share one)."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in allowed:
+        siblings = _TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def intel_openmp() -> Path | None:
+    """``libiomp5.so`` of the intel-openmp wheel, which installs it into the environment's own ``lib``."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.exists() else None
+
+
+def completed(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` with what inference on a CPU wants beside it; what is set already stays.
+
+    Without Intel's OpenMP decoding is correct but slower, hence silence where it is missing.
+    """
+    wanted = {
+        "OMP_NUM_THREADS": str(physical_cores()),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    result = {**wanted, **environment}
+    preload, library = result.get("LD_PRELOAD", ""), intel_openmp()
+    if library is not None and library.name not in preload:
+        result["LD_PRELOAD"] = f"{library}:{preload}".rstrip(":")
+    return result
+
+
+def enter(*, reexecute: bool) -> None:
+    """Give this process the environment of the demo; call before torch or vLLM is imported.
+
+    ``LD_PRELOAD`` is read by the dynamic linker alone, so where it has to change the command starts again, once.
+    """
+    environment = completed(os.environ)
+    again = os.environ.pop(_REEXECUTED, None)
+    if reexecute and not again and environment.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environment, _REEXECUTED: "1"})
+    os.environ.update(environment)
+    # All engines share this process: imports are paid once, and the arms can take turns prompt by prompt.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # vLLM lets this variable win over the cache size of each engine.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)

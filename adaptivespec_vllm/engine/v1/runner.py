@@ -1,0 +1,374 @@
+"""The V1 model runner that verifies and drafts trees.
+
+Each override calls vLLM's method and adds what trees need around it; see ``docs/architecture.md`` for the order of a
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from adaptivespec_vllm.attention import LayoutError, TreeRows
+from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
+from adaptivespec_vllm.engine.v1.proposer import TreeProposer
+from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
+from adaptivespec_vllm.engine.v1.stats import WorkerStats
+from adaptivespec_vllm.engine.v1.step import Step, match_trees
+from adaptivespec_vllm.kv import plan_commit
+from adaptivespec_vllm.policy import make_policy
+from adaptivespec_vllm.policy.guard import allowance
+from adaptivespec_vllm.types import DraftTree, RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.verify import RequestMargin
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
+
+logger = init_logger(__name__)
+
+
+class TreeModelRunner(CPUModelRunner):
+    """vLLM's CPU runner with trees."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.settings = vllm_config.speculative_config.adaptivespec
+        self.policy = make_policy(self.settings)
+        self.drafter = TreeProposer(vllm_config, device, self)
+        self.rejection_sampler = TreeRejectionSampler(self)
+        self.stats = WorkerStats()
+        self.step: Step | None = None
+        self.signals: dict[str, RequestSignal] = {}
+        """Rolling state of the policy, by request."""
+        self.pending: dict[str, DraftTree] = {}
+        """Trees handed to the scheduler, by request, until it schedules them."""
+        self.max_width = self.settings.max_width
+        self._attention_steps: list[TreeAttentionStep] = []
+
+    # --- start -------------------------------------------------------------------------------------------------
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """Load target and head, and teach their attention trees."""
+        super().load_model(load_dummy_weights)
+        for layer in self.attention_layers().values():
+            layer.impl = TreeCPUAttentionImpl.adopt(layer.impl)
+
+    def attention_layers(self) -> dict[str, Any]:
+        """vLLM's attention layers of target and head that keep a KV cache, by name."""
+        layers = self.compilation_config.static_forward_context
+        return {
+            name: layer
+            for name, layer in layers.items()
+            if isinstance(getattr(layer, "impl", None), CPUAttentionBackendImpl)
+        }
+
+    def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        """Learn where the cache keeps keys and values."""
+        super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        layers = self.attention_layers()
+        for layer in layers.values():
+            try:
+                layer.impl.bind(layer, layer.kv_cache)
+            except LayoutError as error:
+                self._choose_kernel(FALLBACK_ISA, str(error))
+                layer.impl.bind(layer, layer.kv_cache)
+
+    def _choose_kernel(self, isa: str, why: str) -> None:
+        """Let vLLM's CPU attention use another kernel family for all layers."""
+        logger.info("AdaptiveSpec uses vLLM's attention kernel '%s': %s", isa, why)
+        groups = [group for groups in self.attn_groups for group in groups] + self.drafter.draft_attn_groups
+        for group in groups:
+            for builder in group.metadata_builders:
+                builder.isa = isa
+        for layer in self.attention_layers().values():
+            layer.isa = isa
+
+    # --- a step, in order ----------------------------------------------------------------------------------------
+
+    def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
+        super()._on_request_state_removed(req_id, req_state)
+        self.pending.pop(req_id, None)
+        self.signals.pop(req_id, None)
+
+    def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
+        """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
+        self.step = None
+        self._attention_steps = []
+        with self.stats.timed("execute"):
+            return super().execute_model(scheduler_output, intermediate_tensors)
+
+    def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        with self.stats.timed("execute/prepare"):
+            num_reqs, rows = self.input_batch.num_reqs, int(num_scheduled_tokens.sum())
+            if follows_drafts(self.input_batch.sampling_metadata):
+                self.pending.clear()  # the drafts of this step are verified as chains
+            self.step = step = match_trees(
+                self.pending,
+                self.input_batch.req_ids,
+                scheduler_output.scheduled_spec_decode_tokens,
+                self.input_batch.num_computed_tokens_cpu[:num_reqs],
+                num_scheduled_tokens,
+                self.input_ids.cpu[:rows].numpy(),
+            )
+            self.stats.chains.update(step.lost)
+            step.slots = [table.slot_mapping.gpu[:rows].clone() for table in self.input_batch.block_table.block_tables]
+            if step.has_trees:
+                self._place_trees(step)
+        return prepared
+
+    def _place_trees(self, step: Step) -> None:
+        """Positions by depth, and no slots for draft rows. Only after vLLM derived slots from positions."""
+        draft_rows = []
+        for b, (tree, deferred) in enumerate(zip(step.trees, step.deferred, strict=True)):
+            if deferred and len(tree):
+                first, root = int(step.batch.start[b]), int(step.root_rows[b])
+                rows = slice(root + 1, root + 1 + len(tree))
+                self.positions[rows] = step.batch.positions[first + 1 : first + 1 + len(tree)]
+                draft_rows.append(rows)
+        for table in self.input_batch.block_table.block_tables:
+            for rows in draft_rows:
+                table.slot_mapping.gpu[rows] = -1
+
+    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        metadata, common = super()._build_attention_metadata(*args, **kwargs)
+        if self.step is not None and self.step.has_trees:
+            with self.stats.timed("execute/prepare"):
+                self._attach_trees(self.step, metadata, common)
+        return metadata, common
+
+    def _attach_trees(self, step: Step, metadata: dict[str, Any], common: Any) -> None:
+        deferred = np.asarray(step.deferred)
+        everything = bool(deferred.all())
+        chosen = torch.from_numpy(deferred.nonzero()[0])
+        sizes = (step.batch.start[1:] - step.batch.start[:-1])[chosen]
+        start = torch.zeros(len(chosen) + 1, dtype=torch.int32)
+        torch.cumsum(sizes, 0, out=start[1:])
+        is_tree_row = np.zeros(step.num_rows, dtype=bool)
+        for root, size in zip(step.root_rows[deferred].tolist(), sizes.tolist(), strict=True):
+            is_tree_row[root : root + size] = True
+        of_batch = torch.repeat_interleave(torch.from_numpy(deferred), step.batch.start[1:] - step.batch.start[:-1])
+        prefix_lens = step.batch.positions[step.batch.start[:-1].long()].int()[chosen]
+        rows, rest = (torch.from_numpy(mask.nonzero()[0]) for mask in (is_tree_row, ~is_tree_row))
+        for gid, groups in enumerate(self.attn_groups):
+            for group in groups:
+                stock = metadata[group.layer_names[0]]
+                trees = TreeRows(
+                    rows=None if everything else rows,
+                    start=start,
+                    ancestors=step.batch.ancestors[of_batch].contiguous(),
+                    prefix_lens=prefix_lens,
+                    block_table=stock.block_table[chosen],
+                )
+                attention = TreeAttentionStep(trees)
+                if not everything:
+                    others = torch.from_numpy((~deferred).nonzero()[0])
+                    attention.rest_rows = rest
+                    attention.rest_metadata = group.get_metadata_builder().build(
+                        0, _subset(common, others, stock.block_table, step.slots[gid][rest])
+                    )
+                attach(stock, attention)
+                self._attention_steps.append(attention)
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.stats.timed("execute/target"):
+            output = super()._model_forward(*args, **kwargs)
+        self.stats.seconds["execute/target/attention"] += sum(a.seconds for a in self._attention_steps)
+        return output
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Verification, commit, bookkeeping and drafting."""
+        with self.stats.timed("sample"):
+            try:
+                return super().sample_tokens(grammar_output)
+            finally:
+                self.step = None
+
+    def _update_states_after_model_execute(
+        self, output_token_ids: torch.Tensor, scheduler_output: SchedulerOutput
+    ) -> None:
+        super()._update_states_after_model_execute(output_token_ids, scheduler_output)
+        if self.step is None or self.step.result is None:
+            return
+        with self.stats.timed("commit"):
+            self._commit(self.step)
+        self._learn(self.step)
+
+    def _commit(self, step: Step) -> None:
+        """Write the keys and values of accepted draft rows, and of no others, to the cache."""
+        assert step.result is not None
+        if not self._attention_steps:
+            return
+        place = np.full(step.num_rows, -1, dtype=np.int64)
+        plan = plan_commit(step.result, step.root_rows)
+        for attention, gid in zip(self._attention_steps, self._group_ids(), strict=True):
+            trees = attention.trees
+            rows = np.arange(step.num_rows) if trees.rows is None else trees.rows.numpy()
+            place[rows] = np.arange(len(rows))
+            fresh = place[plan.rows]
+            kept = torch.from_numpy(fresh[fresh >= 0])
+            slots = step.slots[gid][torch.from_numpy(plan.targets[fresh >= 0])]
+            if len(kept):
+                layers = self.compilation_config.static_forward_context
+                for name, (key, value) in trees.fresh.items():
+                    layer = layers[name]
+                    layer.impl.do_kv_cache_update(layer, key[kept], value[kept], layer.kv_cache, slots)
+            trees.fresh.clear()
+
+    def _group_ids(self) -> list[int]:
+        return [gid for gid, groups in enumerate(self.attn_groups) for _ in groups]
+
+    def _learn(self, step: Step) -> None:
+        """Tell the policy what became of each tree."""
+        result = step.result
+        assert result is not None
+        columns = zip(
+            result.lengths.tolist(), result.promotions.tolist(), result.regrets.tolist(), strict=True
+        )
+        stats = self.stats
+        stats.engine_steps += 1
+        sampled = self.sampled_requests()
+        for b, (accepted, promotions, regret) in enumerate(columns):
+            if not sampled[b]:
+                continue
+            tree = step.trees[b]
+            depths = tree.depths()
+            depth = max(depths, default=0)
+            stats.steps += 1
+            stats.emitted += accepted + 1
+            stats.accepted += accepted
+            stats.accepted_at_depth.update(range(1, accepted + 1))
+            stats.drafted_nodes += len(tree)
+            stats.drafted_depth += depth
+            stats.drafted_width += max((depths.count(d) for d in range(1, depth + 1)), default=0)
+            stats.promotions += promotions
+            stats.regret += regret
+            if step.drafted[b] and len(tree):
+                self.policy.observe(
+                    self.signal(self.input_batch.req_ids[b]),
+                    StepFeedback(tree.confidence, depth, len(tree), accepted, promotions, regret),
+                )
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # vLLM rewinds the noise of partly prefilled requests by an offset that generators on the CPU do not have. Ours
+        # used none (see TreeRejectionSampler), so there is nothing to rewind.
+        generators = self.input_batch.generators
+        idle = {b: generators.pop(b) for b, s in enumerate(self.sampled_requests()) if not s and b in generators}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(idle)
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        # vLLM's check looks at the longest request and turns drafting off for all; TreeProposer fits each tree.
+        return common_attn_metadata is not None
+
+    # --- what proposer and sampler ask for ------------------------------------------------------------------------
+
+    def sampled_requests(self) -> list[bool]:
+        """Which requests of the batch emit tokens in this step (the others are partly prefilled)."""
+        return (~self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
+
+    def signal(self, req_id: str) -> RequestSignal:
+        """The policy's rolling state of a request."""
+        if req_id not in self.signals:
+            self.signals[req_id] = self.policy.new_signal()
+        return self.signals[req_id]
+
+    def margins(self) -> list[RequestMargin | None]:
+        """The margin rule of each request in this step."""
+        assert self.step is not None
+        if self.settings.margin is None:
+            return [None] * len(self.step.trees)
+        return [
+            self._margin(req_id) if drafted and len(tree) else None
+            for req_id, tree, drafted in zip(
+                self.input_batch.req_ids, self.step.trees, self.step.drafted, strict=True
+            )
+        ]
+
+    def _margin(self, req_id: str) -> RequestMargin | None:
+        allowed = allowance(self.settings.margin, self.settings.guard, self.signal(req_id))
+        if allowed.max_log_ratio is None:
+            return None
+        params = self.requests[req_id].sampling_params
+        assert params is not None
+        return RequestMargin(
+            max_log_ratio=allowed.max_log_ratio,
+            max_promotions=allowed.max_promotions if allowed.max_promotions >= 0 else None,
+            max_regret=allowed.max_regret,
+            protected=tuple(params.all_stop_token_ids | self._eos_ids()),
+        )
+
+    def _eos_ids(self) -> set[int]:
+        eos = self.model_config.hf_config.eos_token_id
+        return {eos} if isinstance(eos, int) else set(eos or ())
+
+    def accepted_rows(self) -> torch.Tensor:
+        """``int64 [rows]``: for each row of the batch, the row whose token takes its place in the sequence."""
+        step = self.step
+        assert step is not None and step.result is not None
+        rows = np.arange(step.num_rows)
+        plan = plan_commit(step.result, step.root_rows)
+        rows[plan.targets] = plan.rows
+        return torch.from_numpy(rows)
+
+    def choose_shapes(self, confidences: Sequence[float]) -> list[TreeShape]:
+        """Bounds of each request's next tree."""
+        req_ids = self.input_batch.req_ids
+        shapes = self.policy.choose([self.signal(r) for r in req_ids], list(confidences))
+        chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
+        sampled = self.sampled_requests()
+        chosen = []
+        for b, (req_id, shape) in enumerate(zip(req_ids, shapes, strict=True)):
+            if not sampled[b]:
+                shape = TreeShape(0, 0, 0)
+            elif chain_for_all or self._needs_chain(req_id):
+                depth = min(shape.depth, shape.nodes)
+                shape = TreeShape(depth, 1, depth)
+            chosen.append(shape)
+        return chosen
+
+    def _needs_chain(self, req_id: str) -> bool:
+        """The order of the request's drafts must be that of a text: a grammar is advanced along them."""
+        params = self.requests[req_id].sampling_params
+        return params is not None and params.structured_outputs is not None
+
+    def keep_trees(self, trees: Sequence[DraftTree]) -> None:
+        """Keep the trees just drafted until the scheduler sends their tokens back."""
+        self.pending.update(zip(self.input_batch.req_ids, trees, strict=True))
+
+
+def _subset(common: Any, requests: torch.Tensor, block_table: torch.Tensor, slots: torch.Tensor) -> Any:
+    """vLLM's common metadata of some requests of the batch, their rows moved together."""
+    lens = (common.query_start_loc_cpu[1:] - common.query_start_loc_cpu[:-1])[requests]
+    start = torch.zeros(len(requests) + 1, dtype=torch.int32)
+    torch.cumsum(lens, 0, out=start[1:])
+    seq_lens = common.seq_lens[requests]
+    return replace(
+        common,
+        query_start_loc=start,
+        query_start_loc_cpu=start,
+        seq_lens=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        num_reqs=len(requests),
+        num_actual_tokens=int(start[-1]),
+        max_query_len=int(lens.max()),
+        max_seq_len=int(seq_lens.max()),
+        block_table_tensor=block_table[requests],
+        slot_mapping=slots,
+        positions=None,
+        is_prefilling=None,
+    )
+
+
+__all__ = ["TreeModelRunner"]

@@ -1,0 +1,105 @@
+"""One step of the V1 runner: the trees that the scheduler sent back, matched to what was drafted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from adaptivespec_vllm.tree import batch_trees
+from adaptivespec_vllm.types import DraftTree, TreeBatch, VerifyResult
+
+
+@dataclass(slots=True)
+class Step:
+    """What a step holds, per request in batch order.
+
+    Attributes:
+        trees: tree of each request; without nodes where the request decodes plainly or is prefilled.
+        drafted: the tree is one that this worker drafted (False: a list that came back changed, taken as a chain).
+        deferred: the request's rows are tree rows, and only accepted ones reach the cache. False for prefills and for
+            the rare chain behind recomputed tokens, whose rows go through vLLM's own causal attention.
+        root_rows: batch row of each root (for a prefill: its last row).
+        num_rows: rows of the whole batch.
+        batch: the same trees, flat; row i belongs to row i of the logits.
+        slots: by KV cache group, the sequential slots of all batch rows, before draft rows were masked.
+        result: what the walk decided, once it is known.
+        lost: why lists were taken as chains.
+
+    """
+
+    trees: list[DraftTree]
+    drafted: list[bool]
+    deferred: list[bool]
+    root_rows: np.ndarray
+    num_rows: int
+    batch: TreeBatch
+    slots: list[torch.Tensor] = field(default_factory=list)
+    result: VerifyResult | None = None
+    lost: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether any request has draft nodes whose rows are tree rows."""
+        return any(deferred and len(tree) for tree, deferred in zip(self.trees, self.deferred, strict=True))
+
+    @property
+    def max_depth(self) -> int:
+        """Depth of the deepest tree."""
+        return int(self.batch.depths.max())
+
+
+def match_trees(
+    pending: dict[str, DraftTree],
+    req_ids: Sequence[str],
+    scheduled_drafts: Mapping[str, list[int]],
+    computed: np.ndarray,
+    scheduled: np.ndarray,
+    root_tokens: np.ndarray,
+) -> Step:
+    """Match the lists of draft tokens that the scheduler sent with the trees they were.
+
+    A list is the tree it was drafted as only if the root is where it was and the list is a prefix of the tree's
+    tokens (the scheduler may cut it). Any other list (padding, a list of an earlier life of the request) is taken as
+    a chain, which is right for any tokens.
+
+    Args:
+        pending: drafted trees by request; those of scheduled requests are taken out.
+        req_ids: requests in batch order.
+        scheduled_drafts: draft tokens by request.
+        computed: ``[B]`` tokens computed before this step.
+        scheduled: ``[B]`` rows of each request in this step.
+        root_tokens: ``[rows]`` token ids of all batch rows.
+
+    """
+    trees, drafted, deferred, lost = [], [], [], Counter[str]()
+    ends = np.cumsum(scheduled)
+    root_rows = np.empty(len(req_ids), dtype=np.int64)
+    for b, req_id in enumerate(req_ids):
+        tokens = scheduled_drafts.get(req_id, [])
+        rows = int(scheduled[b])
+        root_rows[b] = ends[b] - 1 - len(tokens)
+        position = int(computed[b]) + rows - 1 - len(tokens)
+        tree = pending.pop(req_id, None)
+        sequential = rows == len(tokens) + 1
+        if tree is not None and sequential and tree.root_position == position and tree.tokens[: len(tokens)] == tokens:
+            trees.append(tree.cut(len(tokens)))
+            drafted.append(True)
+        else:
+            trees.append(DraftTree.chain(list(tokens), position))
+            drafted.append(False)
+            if tokens:
+                lost["no tree" if tree is None else "moved root" if tree.root_position != position else "other"] += 1
+        deferred.append(sequential)
+    return Step(
+        trees=trees,
+        drafted=drafted,
+        deferred=deferred,
+        root_rows=root_rows,
+        num_rows=int(ends[-1]),
+        batch=batch_trees(trees, root_tokens[root_rows].tolist()),
+        lost=lost,
+    )

@@ -1,0 +1,35 @@
+"""The worker that runs AdaptiveSpec on the V1 runner; vLLM finds it through ``worker_cls``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from adaptivespec_vllm.engine import refusals
+from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
+from adaptivespec_vllm.engine.v1.stats import WorkerStats
+
+
+class AdaptiveSpecCPUWorker(CPUWorker):
+    """vLLM's CPU worker with our model runner."""
+
+    model_runner: TreeModelRunner
+
+    def init_device(self) -> None:
+        """As vLLM's, which takes the runner's class from a global of its module."""
+        refusals.check(self.vllm_config)
+        stock = cpu_worker.CPUModelRunner
+        cpu_worker.CPUModelRunner = TreeModelRunner
+        try:
+            super().init_device()
+        finally:
+            cpu_worker.CPUModelRunner = stock
+
+    def adaptivespec_stats(self, reset: bool = True) -> dict[str, Any]:
+        """Counters since the last reset (``WorkerStats``)."""
+        stats = self.model_runner.stats.as_dict()
+        if reset:
+            self.model_runner.stats = WorkerStats()
+        return stats

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Creates the virtual environment and installs the CPU build of vLLM with the torch it was built for.
+# Usage: runtime.sh PYTHON VENV VLLM_REQUIREMENT TORCH_REQUIREMENT TORCH_INDEX LOG
+# What is there already is left alone, so that a run after an interrupted one goes on where that one stopped.
+set -euo pipefail
+python=$1 venv=$2 vllm=$3 torch=$4 torch_index=$5 log=$6
+here=$(dirname "$0")
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+
+step() { "$here/step.sh" "$log" "$@"; }
+installed() { # installed NAME==VERSION
+  "$venv/bin/python" -c 'import sys; from importlib.metadata import version
+name, wanted = sys.argv[1].split("==")
+sys.exit(version(name) != wanted)' "$1" 2>/dev/null
+}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "Python 3.11 or newer is needed; '$python' is $("$python" --version 2>&1). Name another: make PYTHON=python3.12 ..." >&2
+  exit 1
+}
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+  step "virtual environment" "$python" -m venv --clear "$venv" || {
+    echo "On Debian and Ubuntu this needs: apt install python3-venv python3-dev" >&2
+    exit 1
+  }
+fi
+
+# The sources that pip is set up with come first. Elsewhere torch alone, without its dependencies, comes from PyTorch's own
+# index of CPU wheels: an index named for every package would cost seconds for each of them.
+installed "$torch" || step "torch, CPU build" bash -c '
+  torch=$1 index=$2; shift 2
+  "$@" install --no-deps "$torch" || "$@" install --no-deps --index-url "$index" "$torch"
+' torch "$torch" "$torch_index" "${pip[@]}"
+installed "$vllm" || step "$vllm and its dependencies (about 500 MB)" "${pip[@]}" install "$vllm"
+
+# Beside a CPU build of torch, the torchvision, torchaudio and torchcodec that vLLM asks for may be CUDA builds. They fail
+# to import, and `import transformers` with them; text models need none of them.
+if ! "$venv/bin/python" -c 'import torchvision' >/dev/null 2>&1; then
+  step "removing torchvision, torchaudio, torchcodec (builds for CUDA)" \
+    "${pip[@]}" uninstall --yes torchvision torchaudio torchcodec
+fi

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from tests.e2e import tiny
 
 Prompt = dict[str, list[int]]
+
+_ENGINES: list[Any] = []
+"""Engines live as long as the session: one that is collected tears down the process groups that all of them share."""
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +44,14 @@ def make_llm(tiny_target: Path) -> Callable[..., Any]:
             "max_model_len": 256,
             "max_num_seqs": 8,
             "enforce_eager": True,
-            "kv_cache_memory_bytes": 64 << 20,
+            "kv_cache_memory_bytes": 32 << 20,
             "enable_prefix_caching": True,
             "seed": 0,
             "block_size": 32,
         }
-        return LLM(**(settings | overrides))
+        llm = LLM(**(settings | overrides))
+        _ENGINES.append(llm)
+        return llm
 
     return make
 
@@ -91,9 +95,3 @@ def plain(make_llm: Callable[..., Any]) -> Any:
 def trees(make_llm: Callable[..., Any], tiny_head: Path) -> Any:
     """AdaptiveSpec, strict, on the tiny target."""
     return make_llm(speculative_config=adaptivespec(tiny_head))
-
-
-@pytest.fixture(autouse=True)
-def _collect() -> Iterator[None]:
-    yield
-    gc.collect()

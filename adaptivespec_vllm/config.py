@@ -15,14 +15,14 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from adaptivespec_vllm.types import MAX_TREE_NODES, TreeShape
 
-METHOD = "adaptivespec"
+METHOD: Final = "adaptivespec"
 """The value of ``method`` that asks for this package."""
 
 MAX_EXPANDED_NODES = 63
@@ -53,7 +53,7 @@ class ShapeConfig(_Section):
         return TreeShape(self.depth, self.width, self.nodes)
 
     def capacity(self) -> int:
-        """Most nodes that a tree of this depth and width can propose: level 1 holds ``width``, a deeper one ``width ** 2``."""
+        """Most nodes that such a tree can propose: ``width`` on level 1, ``width ** 2`` on each deeper one."""
         return self.width + (self.depth - 1) * self.width**2
 
 
@@ -61,18 +61,24 @@ class TreeConfig(_Section):
     """Which tree is drafted in a step."""
 
     policy: Literal["adaptive", "static"] = Field(
-        "adaptive",
+        default="adaptive",
         description="`adaptive` moves between `low` and `high` with the signal; `static` always asks for `shape`.",
     )
     scope: Literal["request", "batch"] = Field(
-        "request",
+        default="request",
         description="`request` chooses a shape for each request; `batch` one shape for all, from the mean signal.",
     )
-    low: ShapeConfig | None = Field(None, description="Shape at no confidence (shallow, wide); only with `adaptive`.")
-    high: ShapeConfig | None = Field(None, description="Shape at full confidence (deep, narrow); only with `adaptive`.")
-    shape: ShapeConfig | None = Field(None, description="The one shape of `static`; required there, and only there.")
+    low: ShapeConfig | None = Field(
+        default=None, description="Shape at no confidence (shallow, wide); only with `adaptive`."
+    )
+    high: ShapeConfig | None = Field(
+        default=None, description="Shape at full confidence (deep, narrow); only with `adaptive`."
+    )
+    shape: ShapeConfig | None = Field(
+        default=None, description="The one shape of `static`; required there, and only there."
+    )
     min_path_probability: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         lt=1,
         description="Draft nodes whose path probability (product of draft probabilities from the root) is below this "
@@ -84,17 +90,17 @@ class SignalConfig(_Section):
     """How confident a request looks: draft confidence times rolling acceptance."""
 
     alpha: float = Field(
-        0.3,
+        default=0.3,
         gt=0,
         le=1,
         description="Weight of the newest step in the rolling acceptance (accepted / drafted depth).",
     )
-    initial: float = Field(0.5, ge=0, le=1, description="Rolling acceptance of a new request.")
+    initial: float = Field(default=0.5, ge=0, le=1, description="Rolling acceptance of a new request.")
     divisor: float = Field(
-        0.5, gt=0, le=1, description="Confidence times acceptance that already counts as full confidence."
+        default=0.5, gt=0, le=1, description="Confidence times acceptance that already counts as full confidence."
     )
     breaker_steps: int = Field(
-        5,
+        default=5,
         ge=1,
         le=1_000_000,
         description="Steps in a row with nothing accepted before the request falls back to `low`, until something is "
@@ -106,14 +112,14 @@ class MarginConfig(_Section):
     """The lossy margin rule; without this section verification is lossless."""
 
     kappa: float = Field(
-        0.2,
+        default=0.2,
         gt=0,
         le=1,
-        description="A draft token that is not the target's choice is accepted when its probability is at least `kappa` "
-        "times that of the target's choice; 1 is lossless.",
+        description="A draft token that is not the target's choice is accepted when its probability is at least "
+        "`kappa` times that of the target's choice; 1 is lossless.",
     )
     max_promotions_per_step: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=MAX_TREE_NODES,
         description="Most such acceptances of one request in one step; null is no limit.",
@@ -124,10 +130,10 @@ class GuardConfig(_Section):
     """When the margin rule is switched off for a request."""
 
     min_acceptance: float = Field(
-        0.0, ge=0, le=1, description="Rolling acceptance below which a request is verified strictly."
+        default=0.0, ge=0, le=1, description="Rolling acceptance below which a request is verified strictly."
     )
     max_regret: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="Log-probability (nats) that a request may give up in all before it is verified strictly; null is "
         "no limit.",
@@ -147,28 +153,28 @@ _PRESET_PRUNING: dict[str, float] = {"default": 0.05, "paper": 0.0}
 class AdaptiveSpecConfig(_Section):
     """All settings of the method, resolved."""
 
-    method: Literal["adaptivespec"] = Field(METHOD, description="Asks for this method.")
+    method: Literal["adaptivespec"] = Field(default=METHOD, description="Asks for this method.")
     model: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="EAGLE-3 head: a directory or a hub id. Required when decoding.",
     )
     preset: Preset = Field(
-        "default",
+        default="default",
         description="Values of what is not written out. `paper`: one shape a batch and no pruning, as published; "
         "neither preset turns the margin rule on.",
     )
     num_speculative_tokens: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=MAX_TREE_NODES,
-        description="Cap on draft nodes of a request in a step, the root not counted; null is the largest `nodes` of the "
-        "configured shapes. Shapes that come from a preset are cut to it.",
+        description="Cap on draft nodes of a request in a step, the root not counted; null is the largest `nodes` of "
+        "the configured shapes. Shapes that come from a preset are cut to it.",
     )
     tree: TreeConfig = Field(default_factory=TreeConfig, description="Which tree is drafted.")
     signal: SignalConfig = Field(default_factory=SignalConfig, description="How confident a request looks.")
     margin: MarginConfig | None = Field(
-        None, description="The lossy rule; absent or null is lossless, `{}` is the rule at its defaults."
+        default=None, description="The lossy rule; absent or null is lossless, `{}` is the rule at its defaults."
     )
     guard: GuardConfig = Field(
         default_factory=GuardConfig,
@@ -268,7 +274,7 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return _underscored(source)
     if is_json_text(source):
-        return _underscored(_parse(str(source), "JSON text"))
+        return _parse(str(source), "JSON text")
     path = Path(source)
     try:
         text = path.read_text(encoding="utf-8")
@@ -277,7 +283,7 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read ({reason})") from None
-    return _underscored(_parse(text, str(path)))
+    return _parse(text, str(path))
 
 
 def is_json_text(source: str | Path) -> bool:
@@ -423,7 +429,10 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise ConfigError(f"{origin}: nested too deeply") from None
     if not isinstance(parsed, dict):
         raise ConfigError(f"{origin}: got {_shown(parsed)}; allowed: a JSON object")
-    return parsed
+    try:
+        return _underscored(parsed)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
 
 
 def _underscored(options: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
@@ -541,3 +550,7 @@ def _default(key: str, field: FieldInfo) -> str:
     if field.default_factory is not None:
         return "see its keys"
     return "null" if field.default is None else f"`{field.default}`"
+
+
+if __name__ == "__main__":
+    print(markdown_table(), end="")

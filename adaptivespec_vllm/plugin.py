@@ -1,7 +1,7 @@
 """Entry point of the group ``vllm.general_plugins``; vLLM calls :func:`register` in every process.
 
-Nothing changes unless a speculative configuration names our method: every replacement below calls the original first or
-instead. A vLLM that we cannot work with is an error only then.
+Nothing changes unless a speculative configuration names our method: each replacement hands everything else to the
+original. A vLLM that we cannot work with is an error only then.
 """
 
 from __future__ import annotations

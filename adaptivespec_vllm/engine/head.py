@@ -1,15 +1,16 @@
 """What an EAGLE-3 head directory holds, and whether it fits a target.
 
-Only ``config.json``, the headers of the safetensors files and the small vocabulary map are read; no model is built. Both
-layouts are known: the EAGLE repository's (one flat config) and that of speculators (``speculators_config`` with the
-layer's own config inside).
+Only ``config.json``, the headers of the safetensors files and the small vocabulary map are read; no model is built.
+Both layouts are known: the EAGLE repository's (one flat config) and that of speculators (``speculators_config`` with
+the layer's own config inside).
 
-A reduced draft vocabulary needs the map ``d2t``, which holds offsets: ``target id = draft id + d2t[draft id]``. Without it,
-or with zeros, nearly nothing would be accepted and nothing would say why, so such a head is refused.
+A reduced draft vocabulary needs the map ``d2t``, which holds offsets: ``target id = draft id + d2t[draft id]``. Without
+it, or with zeros, nearly nothing would be accepted and nothing would say why, so such a head is refused.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -253,7 +254,7 @@ def _aux_layers(path: Path, config: Mapping[str, Any], layer: Mapping[str, Any])
     if not value:
         return None
     whole = isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
-    if not whole or any(a >= b for a, b in zip(value, value[1:], strict=False)):
+    if not whole or any(a >= b for a, b in itertools.pairwise(value)):
         raise HeadError(f"model: {path}: {name} is {value!r}; allowed: ascending layer numbers")
     return tuple(value)
 

@@ -1,7 +1,7 @@
 """Combinations that this package does not support, refused at start with the setting and the reason.
 
-Each check is one small function that returns reasons; :func:`unsupported_reasons` gathers them, :func:`check` raises. They run in
-the front end before workers start, again in each worker, and once more on the built layers.
+Each check is one small function that gives reasons; :func:`unsupported_reasons` gathers them, :func:`check` raises.
+They run in the front end before workers start, again in each worker, and once more on the built layers.
 """
 
 from __future__ import annotations

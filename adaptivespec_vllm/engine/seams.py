@@ -1,7 +1,7 @@
 """Every vLLM symbol that this package touches, in one place.
 
-:data:`SEAMS` is the list; :func:`require` turns a vLLM version outside the supported range, or a symbol that is gone, into
-one error that names it, and is called only where our method was asked for. :class:`Wrap` is the one way in which a
+:data:`SEAMS` is the list; :func:`require` turns a vLLM version outside the supported range, or a symbol that is gone,
+into one error that names it, and is called only where our method was asked for. :class:`Wrap` is the one way in which a
 vLLM function is replaced: it keeps the original, records itself on the replacement and never applies twice.
 """
 
@@ -179,7 +179,7 @@ def require(where: Literal["front", "worker"]) -> None:
 def _status(seam: Seam) -> SeamStatus:
     try:
         seam.resolve()
-    except Exception as error:  # noqa: BLE001 - an import of vLLM can fail in any way; all mean "not there"
+    except Exception as error:  # importing vLLM can fail in any way; all mean "not there"
         return SeamStatus(seam, f"{type(error).__name__}: {error}")
     return SeamStatus(seam)
 

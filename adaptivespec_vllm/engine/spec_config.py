@@ -141,7 +141,8 @@ def _worker(chosen: Any) -> str:
     platform = str(current_platform.device_type)
     if platform not in WORKERS:
         raise ConfigError(
-            f"method: 'adaptivespec' is not supported yet on {platform.upper()}; supported: {', '.join(WORKERS).upper()}"
+            f"method: 'adaptivespec' is not supported yet on {platform.upper()}; "
+            f"supported: {', '.join(WORKERS).upper()}"
         )
     worker = WORKERS[platform]
     if chosen not in ("auto", worker):

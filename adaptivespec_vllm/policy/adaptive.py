@@ -15,8 +15,8 @@ from adaptivespec_vllm.types import RequestSignal
 class AdaptivePolicy(TreePolicy):
     """Between ``tree.low`` and ``tree.high`` by draft confidence times rolling acceptance.
 
-    A request whose breaker is open has signal 0. With scope ``batch`` all requests of a step get the shape of their mean
-    signal, so a batch of one is the same in both scopes.
+    A request whose breaker is open has signal 0. With scope ``batch`` all requests of a step get the shape of their
+    mean signal, so a batch of one is the same in both scopes.
     """
 
     def __init__(self, config: AdaptiveSpecConfig) -> None:

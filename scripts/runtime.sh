@@ -35,7 +35,8 @@ installed "$vllm" || step "$vllm and its dependencies (about 500 MB)" "${pip[@]}
 
 # Beside a CPU build of torch, the torchvision, torchaudio and torchcodec that vLLM asks for may be CUDA builds. They fail
 # to import, and `import transformers` with them; text models need none of them.
-if ! "$venv/bin/python" -c 'import torchvision' >/dev/null 2>&1; then
+if ! "$venv/bin/python" -c 'import importlib.util
+if importlib.util.find_spec("torchvision"): import torchvision' >/dev/null 2>&1; then
   step "removing torchvision, torchaudio, torchcodec (builds for CUDA)" \
     "${pip[@]}" uninstall --yes torchvision torchaudio torchcodec
 fi

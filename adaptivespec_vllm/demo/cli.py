@@ -135,8 +135,8 @@ def _compare(
     console.print()
     console.print(table(rows, console.width))
     console.print(
-        f"{len(PROMPTS)} prompts, at most {tokens} tokens each, batch 1, greedy, float32. tokens/s: decoding steps only "
-        "(no prefill). accepted length: tokens a step, the model's own included.",
+        f"{len(PROMPTS)} prompts, at most {tokens} tokens each, batch 1, greedy, float32. tokens/s: without prefill. "
+        "accepted length: tokens a step, the model's own included.",
         style="dim",
     )
     if "plain" in session.answers and len(arms) > 1:

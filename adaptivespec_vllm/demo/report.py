@@ -55,7 +55,7 @@ class Figures:
 
 def figures(arm: Arm, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[Answer]]) -> Figures:
     """The figures of an arm over its prompts; ``answers`` has a list in the order of the prompts for each arm."""
-    own, plain = answers[arm.name], answers.get("plain")
+    own, plain = answers[arm.name], answers.get("plain", ())
     steps = sum(answer.steps for answer in own)
     speed = _speed(own)
     kinds = dict.fromkeys(prompt.kind for prompt in prompts)
@@ -67,14 +67,13 @@ def figures(arm: Arm, prompts: Sequence[Prompt], answers: Mapping[str, Sequence[
         tokens=sum(len(answer.tokens) for answer in own),
         steps=steps,
         tokens_per_second=speed,
-        ratio=_ratio(speed, _speed(plain) if plain else None),
+        ratio=_ratio(speed, _speed(plain)),
         accepted_length=_ratio(sum(answer.decoded for answer in own), steps),
         **_drafted(arm, own),
         same_text=None if differences is None else sum(place is None for place in differences),
         first_differences=differences,
         ratio_by_kind={
-            kind: _ratio(_speed(_of_kind(kind, prompts, own)), _speed(_of_kind(kind, prompts, plain)) if plain else None)
-            for kind in kinds
+            kind: _ratio(_speed(_of_kind(kind, prompts, own)), _speed(_of_kind(kind, prompts, plain))) for kind in kinds
         },
         prefill_seconds=sum(answer.prefill_seconds for answer in own),
         decode_seconds=sum(answer.decode_seconds for answer in own),
@@ -109,7 +108,7 @@ def _drafted(arm: Arm, answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _of_kind(kind: str, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> list[Answer]:
-    return [answer for prompt, answer in zip(prompts, answers, strict=True) if prompt.kind == kind]
+    return [answer for prompt, answer in zip(prompts, answers, strict=False) if prompt.kind == kind]
 
 
 def _speed(answers: Sequence[Answer]) -> float | None:
@@ -184,7 +183,11 @@ def as_json(
         "seconds": dict(seconds),
         "arms": [asdict(row) for row in rows],
         "answers": [
-            {"kind": prompt.kind, "prompt": prompt.text, "arms": {name: asdict(own[i]) for name, own in answers.items()}}
+            {
+                "kind": prompt.kind,
+                "prompt": prompt.text,
+                "arms": {name: asdict(own[i]) for name, own in answers.items()},
+            }
             for i, prompt in enumerate(prompts)
         ],
     }

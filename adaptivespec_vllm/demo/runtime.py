@@ -63,8 +63,8 @@ def enter(*, reexecute: bool) -> None:
 
     ``LD_PRELOAD`` is read by the dynamic linker alone, so where it has to change the command starts again, once.
     """
-    environment = completed(os.environ)
     again = os.environ.pop(_REEXECUTED, None)
+    environment = completed(os.environ)
     if reexecute and not again and environment.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
         sys.stdout.flush()
         sys.stderr.flush()

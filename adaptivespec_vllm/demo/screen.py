@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
@@ -19,28 +19,29 @@ _PLAIN_WIDTH = 110
 
 @contextmanager
 def quiet(log: Path, descriptor: int) -> Iterator[Console]:
-    """Send file descriptors 1 and 2 to ``log``; the console yielded writes where ``descriptor`` pointed before.
+    """Send all output to ``log``; the console yielded writes where file descriptor ``descriptor`` pointed before.
 
-    At the level of descriptors, because vLLM's C++ code prints too.
+    Both Python's streams and descriptors 1 and 2 are turned, because vLLM's C++ code prints too.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    # Never closed: loggers set up in here keep it and speak once more when the process ends.
+    file = open(log, "w", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
     sys.stdout.flush()
     sys.stderr.flush()
     saved = {number: os.dup(number) for number in (1, 2)}
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         for number in saved:
-            os.dup2(file, number)
-        with os.fdopen(os.dup(saved[descriptor]), "w", encoding="utf-8", errors="replace") as stream:
-            terminal = stream.isatty()
-            yield Console(file=stream, highlight=False, width=None if terminal else _PLAIN_WIDTH)
+            os.dup2(file.fileno(), number)
+        with (
+            redirect_stdout(file),
+            redirect_stderr(file),
+            os.fdopen(os.dup(saved[descriptor]), "w", encoding="utf-8", errors="replace") as stream,
+        ):
+            yield Console(file=stream, highlight=False, width=None if stream.isatty() else _PLAIN_WIDTH)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         for number, copy in saved.items():
             os.dup2(copy, number)
             os.close(copy)
-        os.close(file)
 
 
 class Steps:

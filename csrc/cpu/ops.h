@@ -1,0 +1,31 @@
+// Entry points of the CPU ops, one a file; bindings.cpp registers them.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+
+namespace adaptivespec {
+
+using torch::stable::Tensor;
+
+void build_tree(const Tensor& parents, const Tensor& start, const Tensor& root_positions, const Tensor& depths,
+                const Tensor& positions, const Tensor& ancestors, const Tensor& status);
+
+void walk_trees(const Tensor& logits, const Tensor& start, const Tensor& parents, const Tensor& tokens,
+                const std::optional<Tensor>& sampled, const std::optional<Tensor>& max_log_ratio,
+                const std::optional<Tensor>& max_promotions, const std::optional<Tensor>& max_regret,
+                const std::optional<Tensor>& protected_tokens, const Tensor& paths, const Tensor& lengths,
+                const Tensor& next_tokens, const Tensor& promotions, const Tensor& regrets);
+
+void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_key, const Tensor& tree_value,
+                    const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_table,
+                    const Tensor& prefix_lens, const Tensor& query_start, const Tensor& key_start,
+                    const Tensor& ancestors, double scale);
+
+void topk_logprobs(const Tensor& logits, int64_t k, const Tensor& values, const Tensor& indices);
+
+// The instruction set that the vector kernels run with here: "avx512", "avx2" or "portable".
+const char* vector_isa();
+
+}  // namespace adaptivespec

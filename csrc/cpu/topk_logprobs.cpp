@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "adaptivespec/scalar_types.h"
+#include "adaptivespec/topk.h"
+#include "checks.h"
+#include "isa.h"
+#include "ops.h"
+
+namespace adaptivespec {
+
+// What one segment of a row contributes to the row's result.
+struct SegmentResult {
+  float high;
+  double sum;  // of exp(value - high)
+  TopList top;
+};
+
+}  // namespace adaptivespec
+
+#ifdef ADAPTIVESPEC_X86
+#define ADAPTIVESPEC_ISA_AVX512
+#include "isa_begin.inc"
+#include "simd.inc"
+#include "topk_logprobs.inc"
+#include "isa_end.inc"
+
+#define ADAPTIVESPEC_ISA_AVX2
+#include "isa_begin.inc"
+#include "simd.inc"
+#include "topk_logprobs.inc"
+#include "isa_end.inc"
+#endif
+
+#include "isa_begin.inc"
+#include "simd.inc"
+#include "topk_logprobs.inc"
+#include "isa_end.inc"
+
+namespace adaptivespec {
+
+namespace {
+
+constexpr const char* kOp = "topk_logprobs";
+
+// A fixed length, so that the sums do not depend on the number of threads.
+constexpr int64_t kSegment = 16384;
+
+template <class T>
+using Scan = void (*)(const T*, int64_t, int64_t, int, SegmentResult*);
+
+Scan<float> scan_of(const float*) { return ADAPTIVESPEC_DISPATCH(scan_segment_f32); }
+Scan<bf16> scan_of(const bf16*) { return ADAPTIVESPEC_DISPATCH(scan_segment_bf16); }
+Scan<fp16> scan_of(const fp16*) { return ADAPTIVESPEC_DISPATCH(scan_segment_fp16); }
+
+void merge_row(const SegmentResult* segments, int64_t count, int k, float* values, int64_t* indices) {
+  float high = segments[0].high;
+  for (int64_t s = 1; s < count; ++s) high = std::max(high, segments[s].high);
+  double sum = 0.0;
+  TopList top;
+  for (int64_t s = 0; s < count; ++s) {
+    const SegmentResult& segment = segments[s];
+    if (segment.sum != 0.0) sum += segment.sum * std::exp(static_cast<double>(segment.high) - high);
+    for (int i = 0; i < segment.top.size; ++i) top.offer(segment.top.entries[i], k);
+  }
+  const double log_sum = std::log(sum);
+  for (int i = 0; i < k; ++i) {
+    values[i] = static_cast<float>(static_cast<double>(top.entries[i].value) - high - log_sum);
+    indices[i] = top.entries[i].index;
+  }
+}
+
+template <class T>
+void run(const Argument& logits, int k, float* values, int64_t* indices) {
+  const T* data = logits.read<T>();
+  const int64_t rows = logits.size(0), vocab = logits.size(1), stride = logits.stride(0);
+  const int64_t segments = (vocab + kSegment - 1) / kSegment;
+  const Scan<T> scan = scan_of(data);
+  thread_local std::vector<SegmentResult> partial;  // grows once
+  if (static_cast<int64_t>(partial.size()) < rows * segments) partial.resize(rows * segments);
+  SegmentResult* results = partial.data();
+  torch::stable::parallel_for(0, rows * segments, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item / segments, first = item % segments * kSegment;
+      scan(data + row * stride, first, std::min(first + kSegment, vocab), k, results + item);
+    }
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    merge_row(results + row * segments, segments, k, values + row * k, indices + row * k);
+  }
+}
+
+}  // namespace
+
+void topk_logprobs(const Tensor& logits, int64_t k, const Tensor& values, const Tensor& indices) {
+  const Argument logits_arg(kOp, "logits", logits, 2);    // [R, V]
+  const Argument values_arg(kOp, "values", values, 2);    // [R, k]
+  const Argument indices_arg(kOp, "indices", indices, 2); // [R, k]
+  logits_arg.last_contiguous();
+  ADAPTIVESPEC_CHECK(k >= 1 && k <= kMaxTopK && k <= logits_arg.size(1), kOp, "k must be in 1..",
+                     std::min<int64_t>(kMaxTopK, logits_arg.size(1)), ", got ", k);
+  values_arg.of_type(ScalarType::Float).of_size(0, logits_arg.size(0)).of_size(1, k).contiguous();
+  indices_arg.of_type(ScalarType::Long).of_size(0, logits_arg.size(0)).of_size(1, k).contiguous();
+  if (logits_arg.size(0) == 0) return;
+  float* out_values = values_arg.write<float>();
+  int64_t* out_indices = indices_arg.write<int64_t>();
+  switch (logits_arg.type()) {
+    case ScalarType::Float: return run<float>(logits_arg, static_cast<int>(k), out_values, out_indices);
+    case ScalarType::BFloat16: return run<bf16>(logits_arg, static_cast<int>(k), out_values, out_indices);
+    case ScalarType::Half: return run<fp16>(logits_arg, static_cast<int>(k), out_values, out_indices);
+    default: fail(kOp, "logits must be float32, bfloat16 or float16");
+  }
+}
+
+}  // namespace adaptivespec

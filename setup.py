@@ -1,0 +1,89 @@
+"""Builds the native ops when torch and a C++ compiler are there; installs without them otherwise."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+from setuptools import setup
+
+NO_NATIVE = "VLLM_ADAPTIVESPEC_NO_NATIVE"
+
+SOURCES = [
+    "csrc/bindings.cpp",
+    "csrc/cpu/isa.cpp",
+    "csrc/cpu/build_tree.cpp",
+    "csrc/cpu/walk_trees.cpp",
+    "csrc/cpu/tree_attention.cpp",
+    "csrc/cpu/topk_logprobs.cpp",
+]
+DEPENDS = [
+    "csrc/include/adaptivespec/host_device.h",
+    "csrc/include/adaptivespec/paged_kv.h",
+    "csrc/include/adaptivespec/scalar_types.h",
+    "csrc/include/adaptivespec/topk.h",
+    "csrc/include/adaptivespec/tree.h",
+    "csrc/include/adaptivespec/walk.h",
+    "csrc/cpu/checks.h",
+    "csrc/cpu/isa.h",
+    "csrc/cpu/isa_begin.inc",
+    "csrc/cpu/isa_end.inc",
+    "csrc/cpu/ops.h",
+    "csrc/cpu/row_max.inc",
+    "csrc/cpu/simd.inc",
+    "csrc/cpu/topk_logprobs.inc",
+    "csrc/cpu/tree_attention.inc",
+]
+
+# Stable ABI of torch 2.10 and limited API of Python 3.11: one build serves every later version of both.
+TORCH_TARGET_VERSION = "0x020a000000000000"
+PY_LIMITED_API = "0x030b0000"
+
+
+def native_build() -> dict:
+    """Arguments of ``setup`` that build ``adaptivespec_vllm._C``, or none with the reason on stderr."""
+    if os.environ.get(NO_NATIVE) == "1":
+        print(f"adaptivespec: {NO_NATIVE}=1, building without native ops", file=sys.stderr)
+        return {}
+    if platform.system() == "Windows":
+        print("adaptivespec: the native ops need GCC or Clang, building without them", file=sys.stderr)
+        return {}
+    try:
+        from torch.utils.cpp_extension import BuildExtension, CppExtension
+    except ImportError:
+        print("adaptivespec: torch is not importable here, building without native ops", file=sys.stderr)
+        return {}
+
+    class OptionalBuild(BuildExtension):
+        """A failed compilation leaves the reference ops in place instead of failing the installation."""
+
+        def run(self) -> None:
+            try:
+                super().run()
+            except Exception as error:  # a missing compiler surfaces as any of a dozen types
+                if os.environ.get(NO_NATIVE) == "0":  # asked for: an error is an error
+                    raise
+                print(
+                    f"adaptivespec: native ops not built ({error}); set {NO_NATIVE}=0 to make this an error",
+                    file=sys.stderr,
+                )
+
+    extension = CppExtension(
+        "adaptivespec_vllm._C",
+        SOURCES,
+        depends=DEPENDS,
+        include_dirs=[os.path.abspath("csrc/include"), os.path.abspath("csrc/cpu")],
+        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION), ("Py_LIMITED_API", PY_LIMITED_API)],
+        extra_compile_args=["-O3", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wno-psabi", "-fno-math-errno"],
+        py_limited_api=True,
+        optional=os.environ.get(NO_NATIVE) != "0",
+    )
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": OptionalBuild},
+        "options": {"bdist_wheel": {"py_limited_api": "cp311"}},
+    }
+
+
+setup(**native_build())

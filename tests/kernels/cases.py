@@ -1,0 +1,146 @@
+"""Random trees, batches and paged caches for the kernel tests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from adaptivespec_vllm import ops
+from adaptivespec_vllm.types import TreeBatch
+
+LAYOUTS = ("transposed_keys", "token_major", "strided")
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def randint(low: int, high: int, rng: torch.Generator) -> int:
+    return int(torch.randint(low, high, (), generator=rng))
+
+
+def random_parents(rows: int, rng: torch.Generator, chain: bool = False) -> list[int]:
+    return [-1] + [row - 1 if chain else randint(0, row, rng) for row in range(1, rows)]
+
+
+def batch(
+    parents: list[list[int]], tokens: list[list[int]] | None = None, positions: list[int] | None = None
+) -> TreeBatch:
+    """A tree batch from parent lists (each begins with -1) and token lists (roots included)."""
+    start = torch.tensor([0, *torch.tensor([len(p) for p in parents]).cumsum(0).tolist()], dtype=torch.int32)
+    flat = [p for tree in parents for p in tree]
+    flat_tokens = [t for tree in tokens for t in tree] if tokens is not None else [0] * len(flat)
+    roots = torch.tensor(positions if positions is not None else [0] * len(parents), dtype=torch.int64)
+    return ops.build_tree(
+        torch.tensor(flat_tokens, dtype=torch.int32), torch.tensor(flat, dtype=torch.int32), start, roots
+    )
+
+
+@dataclass
+class AttentionCase:
+    """Arguments of ``tree_attention`` and what an oracle needs beside them."""
+
+    arguments: dict
+    tree: TreeBatch
+    keys: list[torch.Tensor]
+    """Per request ``[prefix, Hkv, D]``, what the paged cache holds."""
+    values: list[torch.Tensor]
+
+    def run(self, function=ops.tree_attention, poison: float = math.nan) -> torch.Tensor:
+        out = torch.full_like(self.arguments["query"], poison)
+        function(**self.arguments, out=out)
+        return out
+
+
+def paged_cache(blocks: int, heads: int, block_size: int, dim: int, dtype: torch.dtype, layout: str):
+    """NaN-filled logical ``[blocks, heads, block_size, dim]`` key and value caches in a storage layout."""
+    nan = math.nan
+    if layout == "transposed_keys":  # vLLM's CPU backend: halves of one block, the key half transposed
+        storage = torch.full((blocks, heads, 2 * block_size, dim), nan, dtype=dtype)
+        key, value = storage.chunk(2, dim=2)
+        key = key.as_strided(key.shape, (key.stride(0), key.stride(1), 1, block_size), key.storage_offset())
+        return key, value
+    if layout == "token_major":
+        return tuple(torch.full((blocks, heads, block_size, dim), nan, dtype=dtype) for _ in range(2))
+    assert layout == "strided"  # nothing is contiguous
+    return tuple(
+        torch.full((dim + 1, block_size, blocks, heads + 2), nan, dtype=dtype).permute(2, 3, 1, 0)[:, 1:-1, :, :dim]
+        for _ in range(2)
+    )
+
+
+def attention_case(
+    rows: list[int],
+    prefixes: list[int],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 64,
+    block_size: int = 32,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "transposed_keys",
+    seed: int = 0,
+    last_queries: int | None = None,
+    chain: bool = False,
+) -> AttentionCase:
+    """A batch with one random tree a request, in a cache whose blocks are dealt at random.
+
+    ``last_queries``: only the last so many rows of each tree query (the newest level of a draft).
+    """
+    rng = generator(seed)
+    tree = batch([random_parents(n, rng, chain) for n in rows])
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng).to(dtype)
+
+    needed = [-(-prefix // block_size) for prefix in prefixes]
+    total = sum(needed) + 3
+    order = torch.randperm(total, generator=rng)
+    key_cache, value_cache = paged_cache(total, kv_heads, block_size, dim, dtype, layout)
+    table = torch.full((len(rows), max(needed) + 1), -1, dtype=torch.int32)  # unused entries are not valid blocks
+    keys, values, used = [], [], 0
+    for request, prefix in enumerate(prefixes):
+        blocks = order[used : used + needed[request]]
+        used += needed[request]
+        table[request, : len(blocks)] = blocks.int()
+        key, value = randn(prefix, kv_heads, dim), randn(prefix, kv_heads, dim)
+        for position in range(prefix):
+            block, offset = int(blocks[position // block_size]), position % block_size
+            key_cache[block, :, offset], value_cache[block, :, offset] = key[position], value[position]
+        keys.append(key)
+        values.append(value)
+
+    count = sum(rows)
+    taken, query_start = [], [0]
+    for request in range(len(rows)):
+        first, last = int(tree.start[request]), int(tree.start[request + 1])
+        mine = list(range(first if last_queries is None else max(first, last - last_queries), last))
+        taken += mine
+        query_start.append(query_start[-1] + len(mine))
+    # Query and fresh K/V as slices of one projection, as a model gives them: strided rows.
+    projection = randn(count, heads + 2 * kv_heads, dim)
+    arguments = dict(
+        query=projection[:, :heads] if last_queries is None else projection[taken, :heads],
+        tree_key=projection[:, heads : heads + kv_heads],
+        tree_value=projection[:, heads + kv_heads :],
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_table=table,
+        prefix_lens=torch.tensor(prefixes, dtype=torch.int32),
+        query_start=torch.tensor(query_start, dtype=torch.int32),
+        key_start=tree.start,
+        ancestors=tree.ancestors[taken].contiguous(),
+        scale=dim**-0.5,
+    )
+    return AttentionCase(arguments, tree, keys, values)
+
+
+def in_float64(case: AttentionCase) -> AttentionCase:
+    """The same case in float64, for the reference."""
+    arguments = {
+        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in case.arguments.items()
+    }
+    return AttentionCase(arguments, case.tree, [k.double() for k in case.keys], [v.double() for v in case.values])

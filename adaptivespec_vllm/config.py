@@ -231,12 +231,15 @@ class Loaded(NamedTuple):
     vllm: dict[str, Any]
 
 
-def load(source: str | Path | Mapping[str, Any], foreign: Collection[str] = ()) -> Loaded:
+def load(
+    source: str | Path | Mapping[str, Any], foreign: Collection[str] = (), refused: Collection[str] = ()
+) -> Loaded:
     """Read and resolve a configuration from a path, JSON text or a mapping.
 
     Args:
         source: where it is. A string that starts with ``{`` is JSON text, any other string a path.
         foreign: keys that are not ours but allowed beside ours; they come back untouched.
+        refused: keys that come back as well, for the caller to refuse by name, and are not suggested.
 
     Raises:
         ConfigError: for whatever is wrong with it.
@@ -245,7 +248,7 @@ def load(source: str | Path | Mapping[str, Any], foreign: Collection[str] = ()) 
     origin = "" if isinstance(source, Mapping) or is_json_text(source) else f"{source}: "
     options = read(source)
     try:
-        config, vllm = _split(options, foreign)
+        config, vllm = _split(options, foreign, refused)
         if "method" not in options:
             raise ConfigError(f"method: missing; allowed: {METHOD!r}")
         if config.model is None:
@@ -446,10 +449,12 @@ def _underscored(options: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
     return result
 
 
-def _split(options: Mapping[str, Any], foreign: Collection[str]) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
+def _split(
+    options: Mapping[str, Any], foreign: Collection[str], refused: Collection[str]
+) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
     own = AdaptiveSpecConfig.model_fields
     for key in options:
-        if key not in own and key not in foreign:
+        if key not in own and key not in foreign and key not in refused:
             raise key_error(key, {*own, *foreign})
     config = resolve({key: value for key, value in options.items() if key in own})
     return config, {key: value for key, value in options.items() if key not in own}

@@ -42,6 +42,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     finally:
         engine_args.speculative_config.pop(_REQUEST, None)
     refusals.check(vllm_config)
+    refusals.check_target_class(vllm_config.model_config)
     return vllm_config
 
 

@@ -35,6 +35,15 @@ def check(vllm_config: Any) -> None:
     _raise(unsupported_reasons(vllm_config))
 
 
+def check_target_class(model_config: Any) -> None:
+    """Raise for a target whose class in vLLM does not hand out the hidden states that a head reads."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    model_class, name = model_config.registry.resolve_model_cls(model_config.architectures, model_config)
+    if not supports_eagle3(model_class):
+        _raise([f"model {model_config.model!r}: vLLM's {name} does not support EAGLE-3 heads"])
+
+
 def unsupported_reason(vllm_config: Any) -> str | None:
     """The first unsupported setting and why, or None."""
     return next(iter(unsupported_reasons(vllm_config)), None)

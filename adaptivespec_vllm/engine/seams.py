@@ -107,6 +107,7 @@ SEAMS: list[Seam] = [
     Seam("vllm.config.speculative:SpeculativeConfig.compute_hash", "our settings enter the hash", "front"),
     Seam("vllm.config.utils:config", "decorator of vLLM's configuration classes", "front"),
     Seam("vllm.platforms:current_platform", "which worker to ask for", "front"),
+    Seam("vllm.model_executor.models.interfaces:supports_eagle3", "a target without EAGLE-3 is refused", "front"),
     Seam("vllm.envs:VLLM_USE_V2_MODEL_RUNNER", "the V2 runner is refused", "front"),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "builds the runner", platform="cpu"),
     Seam("vllm.v1.worker.cpu_worker:CPUModelRunner", "class that the worker builds", platform="cpu"),
@@ -160,10 +161,10 @@ def check_version(version: str | None = None) -> str:
     return version
 
 
-def check_seams(where: Literal["front", "worker"] | None = None, platform: str | None = None) -> list[SeamStatus]:
+def check_seams(where: Literal["front", "worker"] | None = None, on: str | None = None) -> list[SeamStatus]:
     """Status of every seam of a process kind and platform (all of this machine's when not given)."""
-    platform = _platform() if platform is None else platform
-    wanted = [seam for seam in SEAMS if where in (None, seam.where) and seam.platform in ("", platform)]
+    on = platform() if on is None else on
+    wanted = [seam for seam in SEAMS if where in (None, seam.where) and seam.platform in ("", on)]
     return [_status(seam) for seam in wanted]
 
 
@@ -184,7 +185,8 @@ def _status(seam: Seam) -> SeamStatus:
     return SeamStatus(seam)
 
 
-def _platform() -> str:
+def platform() -> str:
+    """The kind of device that vLLM runs on here."""
     from vllm.platforms import current_platform
 
     return str(current_platform.device_type)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, SkipValidation, TypeAdapter, ValidationError
@@ -64,20 +65,22 @@ class AdaptiveSpecSpeculativeConfig(SpeculativeConfig):
         )
 
 
-def foreign_keys() -> frozenset[str]:
-    """Keys of vLLM's own speculative configuration that may be written beside ours."""
+def foreign_keys() -> tuple[frozenset[str], frozenset[str]]:
+    """Keys of vLLM's own speculative configuration: those that may be written beside ours, those that may not."""
     names = {name for name in SpeculativeConfig.__dataclass_fields__ if is_init_field(SpeculativeConfig, name)}
-    return frozenset(names - _INTERNAL - AdaptiveSpecConfig.model_fields.keys())
+    names -= _INTERNAL | AdaptiveSpecConfig.model_fields.keys()
+    refused = frozenset(name for name in names if _why_refused(name))
+    return frozenset(names - refused), refused
 
 
-def parse(options: Mapping[str, Any]) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
+def parse(source: Mapping[str, Any] | str | Path) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
     """Our settings and the checked keys of vLLM beside them.
 
     Raises:
         ConfigError: for whatever is wrong with either.
 
     """
-    settings, vllm_keys = load(options, foreign_keys())
+    settings, vllm_keys = load(source, *foreign_keys())
     for key, value in vllm_keys.items():
         _check_foreign(key, value)
     return settings, vllm_keys
@@ -116,9 +119,7 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
 
 def _check_foreign(key: str, value: Any) -> None:
     field = SpeculativeConfig.__pydantic_fields__[key]  # type: ignore[attr-defined]
-    reason = _REFUSED.get(key) or next(
-        (why for prefix, why in _REFUSED_PREFIXES.items() if key.startswith(prefix)), None
-    )
+    reason = _why_refused(key)
     if reason is not None and value != field.get_default():
         raise ConfigError(f"{key}: got {value!r}; not allowed with method 'adaptivespec': {reason}")
     if key in _FORCED and value != _FORCED[key][0]:
@@ -130,6 +131,11 @@ def _check_foreign(key: str, value: Any) -> None:
         TypeAdapter(Annotated[field.annotation, *field.metadata]).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{key}: got {value!r}; {_first_line(error)}") from None
+
+
+def _why_refused(key: str) -> str | None:
+    by_prefix = (why for prefix, why in _REFUSED_PREFIXES.items() if key.startswith(prefix))
+    return _REFUSED.get(key) or next(by_prefix, None)
 
 
 def _first_line(error: ValidationError) -> str:

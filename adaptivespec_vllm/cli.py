@@ -1,0 +1,255 @@
+"""The command line: ``adaptivespec check`` and ``adaptivespec demo``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from adaptivespec_vllm import __version__
+from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load, read, resolve
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    help="Adaptive speculative decoding with EAGLE-3 draft trees for vLLM.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+@app.command()
+def check(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[adaptivespec.json]", help="Configuration to look at; the default without."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Target, a directory or a hub id: run vLLM's whole start-up check too."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Say what this machine has and what a configuration means; exit status 1 if decoding would not start."""
+    with _vllm_quiet():
+        report = Report.gather(config, model)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        report.show(Console(soft_wrap=True, highlight=False))
+    raise typer.Exit(1 if report.errors else 0)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def demo(context: typer.Context) -> None:
+    """Decode real prompts on this machine's CPU and compare (``adaptivespec demo --help``)."""
+    from adaptivespec_vllm.demo.cli import run
+
+    demo_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    demo_app.command()(run)
+    demo_app(args=context.args, prog_name="adaptivespec demo")
+
+
+@contextlib.contextmanager
+def _vllm_quiet() -> Iterator[None]:
+    """Keep vLLM's log out of our output: errors only, and on standard error."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@dataclass
+class Report:
+    """What ``check`` found; a section that failed is missing and has its line in ``errors``."""
+
+    errors: list[str] = field(default_factory=list)
+    vllm: dict[str, Any] = field(default_factory=dict)
+    runner: dict[str, str] = field(default_factory=dict)
+    seams: list[dict[str, Any]] = field(default_factory=list)
+    ops: dict[str, str] = field(default_factory=dict)
+    head: dict[str, Any] | None = None
+    target: dict[str, Any] | None = None
+    configuration: dict[str, Any] | None = None
+    vllm_keys: dict[str, Any] = field(default_factory=dict)
+    verification: str = ""
+
+    @classmethod
+    def gather(cls, source: Path | None, model: str | None) -> Report:
+        report = cls()
+        report._attempt(report._look_at_ops)
+        supported = report._attempt(report._look_at_vllm)
+        settings = report._attempt(lambda: report._look_at_configuration(source, supported))
+        if settings is not None and settings.model is not None:
+            report._attempt(lambda: report._look_at_head(str(settings.model), model))
+        if model is not None and settings is not None and not report.errors:
+            report._attempt(lambda: report._start(source, model))
+        return report
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": not self.errors, "adaptivespec": __version__} | vars(self)
+
+    def show(self, console: Console) -> None:
+        """Print for a reader: one line a fact, errors last."""
+        for name, lines in self._lines():
+            for line in lines:
+                console.print(Text.assemble((f"{name:<14}", "bold"), line))
+                name = ""
+        for error in self.errors:
+            console.print(Text.assemble(("error         ", "bold red"), error))
+        console.print(Text("not ready" if self.errors else "ready", style="bold red" if self.errors else "bold green"))
+
+    def _attempt(self, look: Callable[[], T]) -> T | None:
+        """The result of a step, or None and a line in ``errors``: no input may end in a traceback."""
+        try:
+            return look()
+        except ConfigError as error:
+            self.errors.append(str(error))
+        except Exception as error:  # vLLM and its libraries raise anything for a bad model
+            text = str(error).strip().splitlines() or [""]
+            self.errors.append(f"{type(error).__name__}: {text[0]}")
+        return None
+
+    # --- looking ---
+
+    def _look_at_ops(self) -> None:
+        from adaptivespec_vllm import ops
+
+        self.ops = ops.describe()
+
+    def _look_at_vllm(self) -> bool:
+        from adaptivespec_vllm.engine import seams
+
+        self.vllm = {"supported": seams.SUPPORTED_VLLM_TEXT, "tested": list(seams.TESTED_VLLM)}
+        self.vllm["version"] = seams.vllm_version()
+        seams.check_version()
+        statuses = seams.check_seams()
+        self.seams = [
+            {"path": status.seam.path, "why": status.seam.why, "found": status.found, "error": status.error}
+            for status in statuses
+        ]
+        self.vllm["platform"] = seams.platform()
+        self._look_at_runner()
+        missing = [status.seam.path for status in statuses if not status.found]
+        if missing:
+            raise ConfigError(f"vllm {self.vllm['version']}: missing {', '.join(missing)}")
+        return True
+
+    def _look_at_runner(self) -> None:
+        from vllm import envs
+
+        self.runner = {"name": "V1", "why": "trees are drafted on vLLM's V1 model runner"}
+        if envs.VLLM_USE_V2_MODEL_RUNNER:
+            raise ConfigError(
+                "VLLM_USE_V2_MODEL_RUNNER: got 1; trees are drafted on the V1 model runner; allowed: unset, 0"
+            )
+
+    def _look_at_configuration(self, source: Path | None, supported: bool | None) -> AdaptiveSpecConfig:
+        if source is None:
+            settings = resolve({})
+        elif supported:
+            from adaptivespec_vllm.engine import spec_config
+
+            settings, self.vllm_keys = spec_config.parse(source)
+        else:  # without a vLLM to ask, keys that are not ours are taken for its own
+            settings, self.vllm_keys = load(source, read(source).keys())
+        self.configuration = settings.to_resolved_dict()
+        self.verification = _verification(settings)
+        return settings
+
+    def _look_at_head(self, path: str, model: str | None) -> None:
+        from adaptivespec_vllm.engine import head
+
+        target = head.TargetFacts.of_directory(model) if model is not None else None
+        self.target = vars(target) if target is not None else None
+        facts = head.check(path)
+        self.head = facts.to_dict() if facts is not None else {"path": path, "layout": "hub id, looked at by vLLM"}
+        head.check(path, target)
+
+    def _start(self, source: Path | None, model: str) -> None:
+        """Everything that vLLM and we check before weights are loaded."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        from adaptivespec_vllm import plugin
+
+        plugin.register()
+        options = {"method": "adaptivespec"} if source is None else read(source)
+        if "model" not in options:
+            return
+        EngineArgs(model=model, speculative_config=options).create_engine_config()
+
+    # --- showing ---
+
+    def _lines(self) -> Iterator[tuple[str, list[str]]]:
+        yield "adaptivespec", [__version__]
+        yield "vllm", [self._vllm_line()]
+        if self.runner:
+            yield "runner", [f"{self.runner['name']}: {self.runner['why']}"]
+        if self.seams:
+            found = sum(seam["found"] for seam in self.seams)
+            missing = [f"missing: {seam['path']} ({seam['why']})" for seam in self.seams if not seam["found"]]
+            yield "seams", [f"{found} of {len(self.seams)} found", *missing]
+        yield "ops", [f"{name}: {state}" for name, state in self.ops.items()] or ["unknown"]
+        if self.head is not None:
+            yield "head", [f"{name}: {_plain(value)}" for name, value in self.head.items()]
+        if self.target is not None:
+            yield "target", [f"{name}: {_plain(value)}" for name, value in self.target.items()]
+        if self.configuration is not None:
+            yield "configuration", [f"{name}: {_plain(value)}" for name, value in _flat(self.configuration)]
+        if self.vllm_keys:
+            yield "vllm's keys", [f"{name}: {_plain(value)}" for name, value in self.vllm_keys.items()]
+        if self.verification:
+            yield "verification", [self.verification]
+
+    def _vllm_line(self) -> str:
+        version = self.vllm.get("version", "not found")
+        platform = f" on {self.vllm['platform']}" if "platform" in self.vllm else ""
+        return (
+            f"{version}{platform} (supported: {self.vllm.get('supported')}; tested: {', '.join(self.vllm['tested'])})"
+        )
+
+
+def _verification(settings: AdaptiveSpecConfig) -> str:
+    if settings.lossless:
+        return "lossless: only the target's own choices are accepted"
+    assert settings.margin is not None
+    return (
+        f"lossy: a draft token is accepted from {settings.margin.kappa} times the probability of the target's choice; "
+        "the text differs from plain decoding"
+    )
+
+
+def _flat(options: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in options.items():
+        if isinstance(value, dict) and set(value) != {"depth", "width", "nodes"}:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number}" for name, number in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(item) for item in value)
+    return (
+        {None: "-", True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+    )
+
+
+if __name__ == "__main__":
+    main()

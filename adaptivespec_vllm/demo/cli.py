@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +22,7 @@ from adaptivespec_vllm.demo.model import DemoModel
 from adaptivespec_vllm.demo.model import prepare as prepare_model
 from adaptivespec_vllm.demo.prompts import PROMPTS, WARM_UP, Prompt
 from adaptivespec_vllm.demo.provenance import provenance
-from adaptivespec_vllm.demo.report import as_json, by_kind, figures, table
+from adaptivespec_vllm.demo.report import Figures, as_json, by_kind, figures, table
 from adaptivespec_vllm.demo.screen import AnswerView, Steps, quiet, tail
 
 DEFAULT_TOKENS = 64
@@ -134,20 +135,8 @@ def _compare(
     rows = [figures(arm, PROMPTS, session.answers) for arm in arms]
     console.print()
     console.print(table(rows, console.width))
-    console.print(
-        f"{len(PROMPTS)} prompts, at most {tokens} tokens each, batch 1, greedy, float32. tokens/s: without prefill. "
-        "accepted length: tokens a step, the model's own included.",
-        style="dim",
-    )
-    if "plain" in session.answers and len(arms) > 1:
-        others = ", ".join(arm.name for arm in arms if arm.name != "plain")
-        console.print(f"vs plain by kind of text ({others}): {by_kind(rows)}", style="dim")
-    if any(not arm.lossless for arm in arms):
-        console.print(
-            f"margin {KAPPA} may keep a drafted token that the model finds at least {KAPPA} times as likely as its own "
-            "choice: faster, not the same text.",
-            style="dim",
-        )
+    for note in _notes(arms, rows, tokens):
+        console.print(note, style="dim")
     console.print(f"set-up {ready - started:.1f} s, decoding {done - ready:.1f} s", style="dim")
     if json_path is not None:
         seconds |= {"set-up": ready - started, "decoding": done - ready}
@@ -155,3 +144,19 @@ def _compare(
         report = as_json(rows, PROMPTS, session.answers, seconds, origin)
         json_path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         console.print(f"figures: {json_path}", style="dim")
+
+
+def _notes(arms: list[Arm], rows: list[Figures], tokens: int) -> Iterator[str]:
+    """What a reader of the table has to know."""
+    yield (
+        f"{len(PROMPTS)} prompts, at most {tokens} tokens each, batch 1, greedy, float32. tokens/s: without prefill. "
+        "accepted length: tokens a step, the model's own included."
+    )
+    others = [row.arm for row in rows if row.arm != "plain"]
+    if others and len(others) < len(rows):
+        yield f"vs plain by kind of text ({', '.join(others)}): {by_kind(rows)}"
+    if any(not arm.lossless for arm in arms):
+        yield (
+            f"margin: a drafted token that the model finds at least {KAPPA} times as likely as its own choice may pass, "
+            "so the text may differ; such tokens are the promotions."
+        )

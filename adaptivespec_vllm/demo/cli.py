@@ -157,6 +157,6 @@ def _notes(arms: list[Arm], rows: list[Figures], tokens: int) -> Iterator[str]:
         yield f"vs plain by kind of text ({', '.join(others)}): {by_kind(rows)}"
     if any(not arm.lossless for arm in arms):
         yield (
-            f"margin: a drafted token that the model finds at least {KAPPA} times as likely as its own choice may pass, "
-            "so the text may differ; such tokens are the promotions."
+            f"margin: a drafted token that the model finds at least {KAPPA} times as likely as its own choice may "
+            "pass, so the text may differ; such tokens are the promotions."
         )

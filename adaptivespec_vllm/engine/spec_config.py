@@ -128,7 +128,7 @@ def _check_foreign(key: str, value: Any) -> None:
     if key == "attention_backend" or value is None:
         return  # vLLM turns its name into a member of its enumeration
     try:
-        TypeAdapter(Annotated[field.annotation, *field.metadata]).validate_python(value)
+        TypeAdapter(Annotated[field.annotation, Field(), *field.metadata]).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{key}: got {value!r}; {_first_line(error)}") from None
 

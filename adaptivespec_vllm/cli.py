@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from adaptivespec_vllm import __version__
-from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load, read, resolve
+from adaptivespec_vllm.config import METHOD, AdaptiveSpecConfig, ConfigError, load, read, resolve
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class Report:
 
     errors: list[str] = field(default_factory=list)
     vllm: dict[str, Any] = field(default_factory=dict)
+    plugin: str = "unknown"
     runner: dict[str, str] = field(default_factory=dict)
     seams: list[dict[str, Any]] = field(default_factory=list)
     ops: dict[str, str] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class Report:
         report = cls()
         report._attempt(report._look_at_ops)
         supported = report._attempt(report._look_at_vllm)
+        report._attempt(report._look_at_plugin)
         settings = report._attempt(lambda: report._look_at_configuration(source, supported))
         if settings is not None and settings.model is not None:
             report._attempt(lambda: report._look_at_head(str(settings.model), model))
@@ -149,6 +152,17 @@ class Report:
             raise ConfigError(f"vllm {self.vllm['version']}: missing {', '.join(missing)}")
         return True
 
+    def _look_at_plugin(self) -> None:
+        names = {entry.name for entry in entry_points(group="vllm.general_plugins")}
+        allowed = os.environ.get("VLLM_PLUGINS")
+        if METHOD not in names:
+            self.plugin = "not installed"
+            raise ConfigError("plugin: vLLM does not find it among its general plugins; install this package with pip")
+        if allowed is not None and METHOD not in allowed.split(","):
+            self.plugin = "switched off"
+            raise ConfigError(f"VLLM_PLUGINS: got {allowed!r}; allowed: unset, or a list with {METHOD!r} in it")
+        self.plugin = "found by vLLM"
+
     def _look_at_runner(self) -> None:
         from vllm import envs
 
@@ -184,9 +198,6 @@ class Report:
         """Everything that vLLM and we check before weights are loaded."""
         from vllm.engine.arg_utils import EngineArgs
 
-        from adaptivespec_vllm import plugin
-
-        plugin.register()
         options = {"method": "adaptivespec"} if source is None else read(source)
         if "model" not in options:
             return
@@ -197,6 +208,7 @@ class Report:
     def _lines(self) -> Iterator[tuple[str, list[str]]]:
         yield "adaptivespec", [__version__]
         yield "vllm", [self._vllm_line()]
+        yield "plugin", [self.plugin]
         if self.runner:
             yield "runner", [f"{self.runner['name']}: {self.runner['why']}"]
         if self.seams:

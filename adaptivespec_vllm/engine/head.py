@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from adaptivespec_vllm.config import ConfigError
+from adaptivespec_vllm.engine import seams
 
 _MAP_NAMES = ("d2t", "draft_id_to_target_id")
 _DEFAULT_AUX_LAYERS = 3
@@ -73,7 +74,7 @@ class HeadFacts:
         layers: its decoder layers.
         vocab_size: target vocabulary it was made for.
         draft_vocab_size: tokens it can propose.
-        vocab_map: ``present``, or ``none`` where both vocabularies are the same.
+        vocab_map: ``present``, or where both vocabularies are the same: ``none``, or ``unused`` for one of zeros.
         window: positions it was made for.
         own_embedding: whether it brings token embeddings; otherwise it uses the target's.
         own_lm_head: whether it brings an output layer.
@@ -90,7 +91,7 @@ class HeadFacts:
     layers: int
     vocab_size: int
     draft_vocab_size: int
-    vocab_map: Literal["present", "none"]
+    vocab_map: Literal["present", "none", "unused"]
     window: int | None
     own_embedding: bool
     own_lm_head: bool
@@ -117,6 +118,19 @@ class _Tensors:
     def load(self, name: str) -> np.ndarray[Any, Any]:
         with safe_open(self.files[name], framework="numpy") as file:
             return np.asarray(file.get_tensor(name))
+
+
+def install_loading() -> None:
+    """Let vLLM load a head whose map is ``unused``; called by our worker, so only where our method was asked for."""
+    for seam in seams.HEAD_LOADING:
+        seams.Wrap(seam, _without_unused_map).install()
+
+
+def _without_unused_map(original: Callable[..., Any], model: Any, weights: Iterable[tuple[str, Any]]) -> Any:
+    """vLLM's class has no place for a map where both vocabularies are the same, and would fail on one."""
+    if getattr(model, "draft_id_to_target_id", None) is None:
+        weights = ((name, weight) for name, weight in weights if name.rpartition(".")[2] not in _MAP_NAMES)
+    return original(model, weights)
 
 
 def check(model: str, target: TargetFacts | None = None) -> HeadFacts | None:
@@ -227,11 +241,17 @@ def _facts(
         layers=_integer(path, layer, "num_hidden_layers", 1),
         vocab_size=vocab,
         draft_vocab_size=draft_vocab,
-        vocab_map="none" if draft_vocab == vocab else "present",
+        vocab_map=_map_use(draft_vocab, vocab, tensors),
         window=window or None,
         own_embedding=tensors.find("embed_tokens.weight") is not None,
         own_lm_head=tensors.find("lm_head.weight") is not None,
     )
+
+
+def _map_use(draft_vocab: int, vocab: int, tensors: _Tensors) -> Literal["present", "none", "unused"]:
+    if draft_vocab != vocab:
+        return "present"
+    return "none" if tensors.find(*_MAP_NAMES) is None else "unused"
 
 
 def _architecture(path: Path, config: Mapping[str, Any], layer: Mapping[str, Any], layout: str) -> str:
@@ -327,6 +347,11 @@ def _check_map(path: Path, facts: HeadFacts, tensors: _Tensors) -> None:
                 "offsets target id - draft id"
             )
         return
+    if draft == vocab:
+        raise HeadError(
+            f"model: {path}: {name} holds offsets although draft_vocab_size is the whole vocabulary of {vocab}; "
+            "allowed: none, or zeros"
+        )
     targets = np.arange(draft, dtype=np.int64) + offsets.astype(np.int64)
     outside = np.flatnonzero((targets < 0) | (targets >= vocab))
     if outside.size:

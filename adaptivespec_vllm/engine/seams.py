@@ -98,7 +98,13 @@ V2_UNSUPPORTED = Seam(
     "front",
 )
 
+HEAD_LOADING = tuple(
+    Seam(f"vllm.model_executor.models.{name}.load_weights", "a vocabulary map that is not needed is skipped")
+    for name in ("llama_eagle3:Eagle3LlamaForCausalLM", "qwen3_eagle3:Eagle3Qwen3ForCausalLM")
+)
+
 SEAMS: list[Seam] = [
+    *HEAD_LOADING,
     ADD_CLI_ARGS,
     CREATE_ENGINE_CONFIG,
     CREATE_SPECULATIVE_CONFIG,

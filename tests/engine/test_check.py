@@ -172,6 +172,20 @@ def test_missing_symbol(file, monkeypatch):
     assert "missing vllm.engine.arg_utils:EngineArgs.gone" in output
 
 
+def test_plugin_switched_off(file, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    status, output = check(file)
+    assert status == 1
+    assert "VLLM_PLUGINS: got 'another'" in output
+
+
+def test_plugin_not_installed(file, monkeypatch):
+    monkeypatch.setattr("adaptivespec_vllm.cli.entry_points", lambda group: [])
+    status, output = check(file)
+    assert status == 1
+    assert "install this package" in output
+
+
 def test_v2_runner(file, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     status, output = check(file)

@@ -66,7 +66,13 @@ def test_speculators_layout(tmp_path):
 def test_a_full_vocabulary_needs_no_map(tmp_path, d2t):
     tensors = {"d2t": d2t, "lm_head.weight": np.zeros((VOCAB, HIDDEN), np.float32)}
     facts = check(write_head(tmp_path, tensors, draft_vocab_size=VOCAB), TARGET)
-    assert facts is not None and facts.vocab_map == "none"
+    assert facts is not None and facts.vocab_map == ("none" if d2t is None else "unused")
+
+
+def test_offsets_over_a_full_vocabulary_are_refused(tmp_path):
+    tensors = {"d2t": np.full(VOCAB, 1, np.int64), "lm_head.weight": np.zeros((VOCAB, HIDDEN), np.float32)}
+    with pytest.raises(HeadError, match="d2t holds offsets although draft_vocab_size is the whole vocabulary"):
+        inspect(write_head(tmp_path, tensors, draft_vocab_size=VOCAB))
 
 
 def test_draft_vocabulary_defaults_to_the_whole(tmp_path):

@@ -5,21 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import subprocess
+import sys
+from importlib.metadata import entry_points
 
 import pytest
 
 vllm = pytest.importorskip("vllm")
 
 from plugin_models import write_head, write_target  # noqa: E402
+from vllm import LLM  # noqa: E402
 from vllm.config.speculative import SpeculativeConfig  # noqa: E402
 from vllm.config.utils import replace  # noqa: E402
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs  # noqa: E402
+from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
 from adaptivespec_vllm import plugin  # noqa: E402
 from adaptivespec_vllm.config import ConfigError, resolve  # noqa: E402
 from adaptivespec_vllm.engine import front_end, refusals, seams, spec_config  # noqa: E402
+from adaptivespec_vllm.engine import head as heads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the CPU worker is asked for")
 
@@ -112,6 +119,38 @@ class TestAskedFor:
     def test_a_relative_path_without_a_slash(self, target, file, monkeypatch):
         monkeypatch.chdir(file.parent)
         assert engine_config(target, file.name).speculative_config.adaptivespec.margin.kappa == 0.3
+
+    @pytest.mark.parametrize("form", ["path", "text", "dict"])
+    def test_llm_takes_every_form(self, target, options, file, form, monkeypatch):
+        class Stop(Exception):
+            pass
+
+        def stop(engine_args, **kwargs):
+            built.append(engine_args.create_engine_config())
+            raise Stop
+
+        built: list = []
+        monkeypatch.setattr(LLMEngine, "from_engine_args", stop)
+        source = {"path": str(file), "text": json.dumps(options), "dict": options}[form]
+        with pytest.raises(Stop):
+            LLM(model=target, dtype="float32", max_model_len=256, speculative_config=source)
+        assert built[0].speculative_config.adaptivespec.margin.kappa == 0.3
+
+    def test_vllm_serve_takes_a_path(self, target, file):
+        serve = make_arg_parser(FlexibleArgumentParser())
+        arguments = serve.parse_args(["--model", target, "--speculative-config", str(file)])
+        assert arguments.speculative_config["method"] == "adaptivespec"
+
+    def test_vllm_finds_the_installed_plugin_by_itself(self, target, file):
+        if not any(entry.name == "adaptivespec" for entry in entry_points(group="vllm.general_plugins")):
+            pytest.skip("the package is not installed")
+        script = (
+            "import sys; from vllm.engine.arg_utils import EngineArgs; "
+            "arguments = EngineArgs(model=sys.argv[1], speculative_config=sys.argv[2], max_model_len=256); "
+            "print('kappa', arguments.create_engine_config().speculative_config.adaptivespec.margin.kappa)"
+        )
+        command = [sys.executable, "-c", script, target, str(file)]
+        assert "kappa 0.3" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def test_flags_of_vllm(self, target, head, parser):
         argv = ["--spec-method", "adaptivespec", "--spec-model", head, "--spec-tokens", "5"]
@@ -413,6 +452,27 @@ class TestVersions:
 
     def test_every_seam_says_why(self):
         assert all(seam.why and seam.tested for seam in seams.SEAMS)
+
+
+@pytest.mark.parametrize(("own_map", "passed"), [(None, ["a"]), (object(), ["a", "d2t"])])
+def test_a_map_that_is_not_needed_is_not_loaded(own_map, passed):
+    class Head:
+        draft_id_to_target_id = own_map
+
+        def load_weights(self, weights):
+            return [name for name, _ in weights]
+
+    assert heads._without_unused_map(Head.load_weights, Head(), [("a", 0), ("d2t", 0)]) == passed
+
+
+def test_head_loading_is_wrapped_once():
+    heads.install_loading()
+    heads.install_loading()
+    for seam in seams.HEAD_LOADING:
+        wrap = seams.Wrap(seam, heads._without_unused_map)
+        assert wrap.installed()
+        wrap.uninstall()
+        assert not wrap.installed()
 
 
 def test_policy_sees_what_the_engine_got(target, options):

@@ -160,3 +160,5 @@ def _notes(arms: list[Arm], rows: list[Figures], tokens: int) -> Iterator[str]:
             f"margin: a drafted token that the model finds at least {KAPPA} times as likely as its own choice may "
             "pass, so the text may differ; such tokens are the promotions."
         )
+    if (load := runtime.busy()) is not None:
+        yield f"other programs were busy meanwhile (load average {load:.1f}): speeds and ratios are uncertain."

@@ -29,6 +29,7 @@ def provenance(**settings: Any) -> dict[str, Any]:
             "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
             "openmp_preloaded": "libiomp5" in os.environ.get("LD_PRELOAD", ""),
             "system": platform.platform(),
+            "load_average": os.getloadavg(),
         },
         "settings": settings,
     }

@@ -34,6 +34,12 @@ def physical_cores() -> int:
     return max(1, len(cores))
 
 
+def busy() -> float | None:
+    """Load average of the last minute, if it says that other programs had their share of the cores."""
+    load = os.getloadavg()[0]
+    return load if load > physical_cores() + 1 else None
+
+
 def intel_openmp() -> Path | None:
     """``libiomp5.so`` of the intel-openmp wheel, which installs it into the environment's own ``lib``."""
     library = Path(sys.prefix) / "lib" / "libiomp5.so"

@@ -79,6 +79,13 @@ def test_threads_are_physical_cores_this_process_may_use() -> None:
     assert 1 <= runtime.physical_cores() <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.parametrize(("load", "said"), [(2.5, None), (3.5, 3.5)])
+def test_a_machine_with_other_work_is_noticed(monkeypatch: pytest.MonkeyPatch, load: float, said: float | None) -> None:
+    monkeypatch.setattr(runtime, "physical_cores", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    assert runtime.busy() == said
+
+
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(runtime.CACHE_VARIABLE, str(tmp_path))
     assert runtime.cache_dir() == tmp_path

@@ -87,7 +87,7 @@ def _prepare(cache: Path, console: Console) -> DemoModel:
 
 
 @dataclass
-class _Run:
+class _Comparison:
     """One comparison: its engines, and the answers so far in the order of the prompts."""
 
     console: Console
@@ -121,18 +121,18 @@ def _compare(
 ) -> None:
     started = time.perf_counter()
     console.print(Text(f"Starting {len(arms)} engines", style="bold"), Text(f"(vLLM's own output: {log})", style="dim"))
-    session = _Run(console, tokens)
-    seconds = session.start(arms, model)
+    comparison = _Comparison(console, tokens)
+    seconds = comparison.start(arms, model)
     ready = time.perf_counter()
 
     # Arms take turns prompt by prompt, so that whatever else the machine does falls on all of them alike.
     for number, prompt in enumerate(PROMPTS, start=1):
         console.print(Text(f"\n[{number}/{len(PROMPTS)}, {prompt.kind}] {prompt.text}", style="bold cyan"))
         for arm in arms:
-            session.answer(arm, prompt)
+            comparison.answer(arm, prompt)
     done = time.perf_counter()
 
-    rows = [figures(arm, PROMPTS, session.answers) for arm in arms]
+    rows = [figures(arm, PROMPTS, comparison.answers) for arm in arms]
     console.print()
     console.print(table(rows, console.width))
     for note in _notes(arms, rows, tokens):
@@ -141,7 +141,7 @@ def _compare(
     if json_path is not None:
         seconds |= {"set-up": ready - started, "decoding": done - ready}
         origin = provenance(tokens=tokens, arms=[arm.name for arm in arms], dtype="float32", batch=1, temperature=0.0)
-        report = as_json(rows, PROMPTS, session.answers, seconds, origin)
+        report = as_json(rows, PROMPTS, comparison.answers, seconds, origin)
         json_path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         console.print(f"figures: {json_path}", style="dim")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..types import MAX_TREE_ROWS
 
 
@@ -19,7 +21,7 @@ class InvalidTreeError(ValueError):
     TOO_LARGE = 2
     PARENT_ORDER = 3
 
-    _REASONS = {
+    _REASONS: ClassVar[dict[int, str]] = {
         NO_ROOT: "the tree has no root (row 0 with parent -1)",
         TOO_LARGE: f"the tree has more than {MAX_TREE_ROWS} rows",
         PARENT_ORDER: "the parent is not an earlier row of the same tree",

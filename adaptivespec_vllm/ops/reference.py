@@ -148,11 +148,8 @@ def tree_attention(
         fresh = slice(tree_rows[request], tree_rows[request + 1])
         blocks = block_table[request, : -(-prefix // block_size)].long()
 
-        def gather(cache: torch.Tensor, tree: torch.Tensor, blocks=blocks, prefix=prefix, fresh=fresh) -> torch.Tensor:
-            paged = cache[blocks].transpose(1, 2).flatten(0, 1)[:prefix]  # [prefix, Hkv, D]
-            return torch.cat([paged, tree[fresh]]).to(compute).repeat_interleave(group, dim=1)  # [keys, Hq, D]
-
-        keys, values = gather(key_cache, tree_key), gather(value_cache, tree_value)
+        keys = _keys_of(key_cache[blocks], prefix, tree_key[fresh], group).to(compute)
+        values = _keys_of(value_cache[blocks], prefix, tree_value[fresh], group).to(compute)
         columns = torch.arange(fresh.stop - fresh.start, device=query.device)
         in_tree = (ancestors[rows, None] >> columns & 1).bool()  # [queries, tree keys]
         visible = torch.cat([in_tree.new_ones(in_tree.shape[0], prefix), in_tree], dim=1)
@@ -160,6 +157,12 @@ def tree_attention(
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         weights = weights.masked_fill(~visible, 0.0)  # a row that sees no key: zeros, not NaN
         out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+
+
+def _keys_of(blocks: torch.Tensor, prefix: int, fresh: torch.Tensor, group: int) -> torch.Tensor:
+    """``[prefix + tree keys, Hq, D]``: the used tokens of paged blocks and the fresh rows, one a query head."""
+    paged = blocks.transpose(1, 2).flatten(0, 1)[:prefix]  # [prefix, Hkv, D]
+    return torch.cat([paged, fresh]).repeat_interleave(group, dim=1)
 
 
 def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

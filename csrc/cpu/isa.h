@@ -5,15 +5,16 @@
 // rest of the translation unit, and every inline function of a header, stays portable.
 #pragma once
 
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define ADAPTIVESPEC_X86 1
+#include <immintrin.h>
+#endif
+
 namespace adaptivespec {
 
 enum class Isa { portable, avx2, avx512 };
 
 Isa detect_isa();
-
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define ADAPTIVESPEC_X86 1
-#endif
 
 // ADAPTIVESPEC_DISPATCH(f) names the twin of function f for the running machine.
 #ifdef ADAPTIVESPEC_X86

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <type_traits>
 
 #include "adaptivespec/paged_kv.h"
@@ -14,9 +15,9 @@
 
 namespace adaptivespec {
 
-// Keys a tile; a tree is at most one tile.
-constexpr int kTile = 64;
-static_assert(kTile >= kMaxTreeRows);
+// Keys a tile, in groups of 16.
+constexpr int kTileGroups = 8;
+constexpr int kTile = kTileGroups * 16;
 
 template <class T>
 struct AttentionArgs {
@@ -41,15 +42,15 @@ struct Job {
   int64_t request, kv_head, first_row, rows;
 };
 
-// One thread's working memory.
+// One thread's working memory for one job.
 struct JobScratch {
   int64_t padded_dims;  // head_dim rounded up to 16
   float* query;         // packed panels, scaled
   float* out;           // [rows, padded_dims]
-  float* keys;          // [head_dim, kTile]
+  float* keys;          // [kTileGroups, head_dim, 16]
   float* values;        // [kTile, padded_dims]
-  float* high;          // [rows] running maximum
-  float* sum;           // [rows] running sum
+  float* zeros;         // [padded_dims]
+  void* states;         // PanelState a panel
   uint64_t* words;      // [rows] visible tree columns
 };
 
@@ -100,18 +101,15 @@ Attend<fp16> attend_of(const fp16*) { return ADAPTIVESPEC_DISPATCH(attend_fp16);
 class Arena {
  public:
   JobScratch lay_out(int64_t head_dim) {
-    const int64_t padded = (head_dim + 15) / 16 * 16;
-    const int64_t query = (kJobRows + kMostPanelRows) * head_dim;  // the last panel is padded to its full width
+    const int64_t padded = round_up(head_dim);
+    const int64_t query = round_up((kJobRows + kMostPanelRows) * head_dim);  // the last panel has its full width
     const int64_t out = kJobRows * padded, keys = head_dim * kTile, values = kTile * padded;
-    const int64_t total = round_up(query) + round_up(out) + round_up(keys) + round_up(values) + 4 * kJobRows;
-    if (total > capacity_) {
-      memory_.reset(static_cast<float*>(::operator new(sizeof(float) * total, std::align_val_t{64})));
-      capacity_ = total;
-    }
+    const int64_t states = kJobRows * kStateFloats, words = 2 * kJobRows;
+    reserve(query + out + keys + values + padded + states + words);
     float* next = memory_.get();
     const auto take = [&next](int64_t count) {
       float* here = next;
-      next += round_up(count);
+      next += count;
       return here;
     };
     JobScratch scratch{};
@@ -120,14 +118,25 @@ class Arena {
     scratch.out = take(out);
     scratch.keys = take(keys);
     scratch.values = take(values);
-    scratch.high = take(kJobRows);
-    scratch.sum = take(kJobRows);
-    scratch.words = reinterpret_cast<uint64_t*>(take(2 * kJobRows));
+    scratch.zeros = take(padded);
+    scratch.states = take(states);
+    scratch.words = reinterpret_cast<uint64_t*>(take(words));
+    std::fill_n(scratch.zeros, padded, 0.0f);
     return scratch;
   }
 
  private:
+  // A panel's state is three arrays of 16; at worst every row is a panel of its own.
+  static constexpr int64_t kStateFloats = 3 * 16;
+
   static int64_t round_up(int64_t count) { return (count + 15) / 16 * 16; }
+
+  void reserve(int64_t count) {
+    if (count <= capacity_) return;
+    memory_.reset(static_cast<float*>(::operator new(sizeof(float) * count, std::align_val_t{64})));
+    capacity_ = count;
+  }
+
   struct Release {
     void operator()(float* p) const { ::operator delete(p, std::align_val_t{64}); }
   };

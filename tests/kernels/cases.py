@@ -106,9 +106,9 @@ def attention_case(
         used += needed[request]
         table[request, : len(blocks)] = blocks.int()
         key, value = randn(prefix, kv_heads, dim), randn(prefix, kv_heads, dim)
-        for position in range(prefix):
-            block, offset = int(blocks[position // block_size]), position % block_size
-            key_cache[block, :, offset], value_cache[block, :, offset] = key[position], value[position]
+        positions = torch.arange(prefix)
+        slots = blocks[positions // block_size], slice(None), positions % block_size
+        key_cache[slots], value_cache[slots] = key, value
         keys.append(key)
         values.append(value)
 

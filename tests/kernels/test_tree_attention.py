@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from .cases import LAYOUTS, AttentionCase, attention_case, in_float64
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.ops import reference
+
+from .cases import LAYOUTS, AttentionCase, attention_case, in_float64
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -101,6 +102,13 @@ def test_trees_of_only_a_root_and_full_trees():
 
 
 @needs_native
+@pytest.mark.parametrize("rows", [16, 17, 31, 33, 48, 63])
+def test_trees_around_the_edges_of_a_group(rows):
+    check(attention_case([rows, rows], [rows, 0], heads=3, kv_heads=1, seed=rows))
+    check(attention_case([rows], [5], chain=True, seed=rows))
+
+
+@needs_native
 @pytest.mark.parametrize("last", [1, 3])
 def test_only_the_newest_level_queries(last):
     check(attention_case([9, 1, 6], [30, 2, 0], last_queries=last))
@@ -166,7 +174,7 @@ def _bad(**changes):
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        ("query must be contiguous in its last", lambda a: {"query": a["query"].transpose(1, 2).contiguous().transpose(1, 2)}),
+        ("query must be contiguous in its last", lambda a: {"query": a["query"].mT.contiguous().mT}),
         ("tree_key must be float32", lambda a: {"tree_key": a["tree_key"].half()}),
         ("tree_value must have size", lambda a: {"tree_value": a["tree_value"][:-1]}),
         ("multiple of", lambda a: {"query": a["query"][:, :3]}),

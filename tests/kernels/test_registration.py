@@ -1,0 +1,64 @@
+"""Schemas, fake kernels and aliasing of every op, as PyTorch's own checker sees them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adaptivespec_vllm import ops
+from adaptivespec_vllm.ops._fake import OPS
+
+from .cases import attention_case, batch
+
+pytestmark = pytest.mark.skipif(not ops.native_ops_loaded(), reason="native ops are not built")
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def samples() -> dict[str, list[tuple]]:
+    tree = batch([[-1, 0, 1, 1], [-1]], [[0, 3, 4, 5], [7]])
+    logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
+    walked = (empty(2, 2), empty(2), empty(2, dtype=torch.int64), empty(2), empty(2, dtype=torch.float32))
+    rule = (torch.ones(2), empty(2) - 1, torch.full((2,), torch.inf), empty(2, 1) - 1)
+    attention = dict(attention_case([3, 1], [5, 0]).arguments)
+    query = attention.pop("query")
+    scale = attention.pop("scale")
+    long = torch.int64
+    return {
+        "build_tree": [
+            (
+                tree.parents,
+                tree.start,
+                empty(2, dtype=long),
+                empty(5),
+                empty(5, dtype=long),
+                empty(5, dtype=long),
+                empty(2),
+            )
+        ],
+        "walk_trees": [
+            (logits, tree.start, tree.parents, tree.tokens, None, None, None, None, None, *walked),
+            (logits, tree.start, tree.parents, tree.tokens, empty(5, dtype=long), *rule, *walked),
+        ],
+        "tree_attention": [(torch.zeros(4, 4, 64), query, *attention.values(), scale)],
+        "topk_logprobs": [(logits, 3, torch.zeros(5, 3), empty(5, 3, dtype=long))],
+    }
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name):
+    for arguments in samples()[name]:
+        torch.library.opcheck(getattr(torch.ops.adaptivespec, name).default, arguments)
+
+
+def test_every_op_is_registered_and_has_a_wrapper():
+    assert set(OPS) == set(samples())
+    for name in OPS:
+        assert callable(getattr(ops, name))
+        assert getattr(torch.ops.adaptivespec, name).default is not None
+
+
+def test_describe_names_the_instruction_set():
+    assert ops.describe()["cpu"] in {f"native ({isa})" for isa in ("avx512", "avx2", "portable")}

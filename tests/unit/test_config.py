@@ -110,6 +110,17 @@ class TestResolve:
             assert possible
             assert config.tree.shape.tree_shape() == (depth, width, nodes)
 
+    @pytest.mark.parametrize(("depth", "width"), [(10, 7), (8, 9), (64 // 3 + 1, 3)])
+    def test_the_head_expands_63_nodes_at_most(self, depth, width):
+        def static(depth: int, width: int) -> dict:
+            return {"policy": "static", "shape": {"depth": depth, "width": width, "nodes": depth}}
+
+        assert width * (depth - 1) == 63
+        assert resolve({"tree": static(depth, width)})
+        assert resolve({"tree": static(9, 7)})
+        with pytest.raises(ConfigError, match=r"tree\.shape\.width: got 8, .*allowed: at most 7"):
+            resolve({"tree": static(9, 8)})
+
     @pytest.mark.parametrize(
         "shape", [(1, 1, 1), (3, 1, 3), (5, 4, 8), (7, 4, 16), (8, 8, 48), (10, 6, 60), (63, 1, 63)]
     )

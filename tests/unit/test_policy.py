@@ -145,9 +145,12 @@ class TestAdaptive:
 
     def test_batch_scope_takes_the_mean_signal(self):
         policy = make_policy(PAPER)
-        signals = [RequestSignal(1.0), RequestSignal(0.0)]
-        # mean of .25 and 0 over the divisor .5 is s = .25
-        assert [with_root(shape) for shape in policy.choose(signals, [0.25, 1.0])] == [published(0.25)] * 2
+        signals = [RequestSignal(0.5), RequestSignal(1.0), RequestSignal(0.0)]
+        # mean of .2, .25 and 0 over the divisor .5 is s = .3
+        decisions = policy.decide(signals, [0.4, 0.25, 1.0])
+        assert [with_root(decision.shape) for decision in decisions] == [published(0.3)] * 3
+        assert [decision.s for decision in decisions] == pytest.approx([0.3] * 3)
+        assert [decision.dcs for decision in decisions] == [0.2, 0.25, 0.0]
 
     @given(unit, unit, st.booleans())
     def test_a_batch_of_one_is_the_same_in_both_scopes(self, acceptance, confidence, tripped):
@@ -160,9 +163,9 @@ class TestAdaptive:
         policy = make_policy(PAPER)
         shuffled = random.sample(requests, len(requests))
         first, second = (
-            policy.choose([RequestSignal(a) for a, _ in order], [c for _, c in order]) for order in (requests, shuffled)
+            policy.decide([RequestSignal(a) for a, _ in order], [c for _, c in order]) for order in (requests, shuffled)
         )
-        assert first == second
+        assert [decision.s for decision in first] == [decision.s for decision in second]
 
     def test_an_empty_batch(self):
         assert make_policy(PAPER).choose([], []) == []

@@ -304,7 +304,7 @@ class TreeModelRunner(CPUModelRunner):
         assert params is not None
         return RequestMargin(
             max_log_ratio=allowed.max_log_ratio,
-            max_promotions=allowed.max_promotions if allowed.max_promotions >= 0 else None,
+            max_promotions=allowed.max_promotions,
             max_regret=allowed.max_regret,
             protected=tuple(params.all_stop_token_ids | self._eos_ids()),
         )

@@ -57,7 +57,7 @@ class TreeRejectionSampler(RejectionSampler):
             if is_plain_greedy(sampling_metadata):
                 step.result = verify_greedy(logits, step.batch, margins, step.max_depth)
             else:
-                walk = StepwiseWalk(step.trees, step.batch.start.tolist(), margins, self.runner.sampled_requests())
+                walk = StepwiseWalk(step.trees, step.batch.start[:-1].tolist(), margins, self.runner.sampled_requests())
                 draw = _Draw(self, sampling_metadata, any(margins))
                 step.result = walk.run(logits, draw)
                 processed = draw.processed

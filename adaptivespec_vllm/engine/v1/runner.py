@@ -18,6 +18,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from adaptivespec_vllm.attention import LayoutError, TreeRows
+from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
@@ -59,6 +60,7 @@ class TreeModelRunner(CPUModelRunner):
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load target and head, and teach their attention trees."""
         super().load_model(load_dummy_weights)
+        refusals.check_layers(self.attention_layers())
         for layer in self.attention_layers().values():
             layer.impl = TreeCPUAttentionImpl.adopt(layer.impl)
 

@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from adaptivespec_vllm.engine import refusals
+from adaptivespec_vllm.engine import head, refusals, seams
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 
@@ -19,7 +19,9 @@ class AdaptiveSpecCPUWorker(CPUWorker):
 
     def init_device(self) -> None:
         """As vLLM's, which takes the runner's class from a global of its module."""
+        seams.require("worker")
         refusals.check(self.vllm_config)
+        head.install_loading()
         stock = cpu_worker.CPUModelRunner
         cpu_worker.CPUModelRunner = TreeModelRunner
         try:

@@ -247,8 +247,9 @@ def main() -> None:
             }
             results.append(line)
             print(
-                f"{line['case']:<75} {line['us']:8.1f} us (min {line['us_min']:.1f})  {line['compared_with']} "
-                f"{line['other_us']:.1f} us (min {line['other_us_min']:.1f})  {line['ratio']:.2f}x (min {line['ratio_of_min']:.2f}x)",
+                f"{line['case']:<72} {line['us']:8.1f} us (min {line['us_min']:.1f})  {case.other_name} "
+                f"{line['other_us']:.1f} us (min {line['other_us_min']:.1f})  "
+                f"{line['ratio']:.2f}x (of min {line['ratio_of_min']:.2f}x)",
                 flush=True,
             )
     if options.json:

@@ -1,4 +1,4 @@
-// Schemas and registration of torch.ops.adaptivespec.*, and the empty Python module that loads them.
+// Schemas and registration of torch.ops.adaptivespec.*, and the Python module whose import loads them.
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 

@@ -219,7 +219,8 @@ void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_k
                      " query heads must be a multiple of the ", kv_heads, " KV heads");
   ADAPTIVESPEC_CHECK(dims > 0 && dims <= 1024, kOp, "head size must be in 1..1024, got ", dims);
   query_arg.last_contiguous();
-  out_arg.of_type(type).of_size(0, queries).of_size(1, heads).of_size(2, dims).last_contiguous().distinct(0).distinct(1);
+  out_arg.of_type(type).of_size(0, queries).of_size(1, heads).of_size(2, dims);
+  out_arg.last_contiguous().distinct(0).distinct(1);
   tree_key_arg.of_type(type).of_size(2, dims).last_contiguous();
   tree_value_arg.of_type(type).of_size(0, tree_rows).of_size(1, kv_heads).of_size(2, dims).last_contiguous();
   key_cache_arg.of_type(type).of_size(1, kv_heads).of_size(3, dims);

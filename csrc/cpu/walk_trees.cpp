@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
 #include "adaptivespec/scalar_types.h"
 #include "checks.h"
@@ -179,7 +178,8 @@ void walk_trees(const Tensor& logits, const Tensor& start, const Tensor& parents
   batch.parents = parents_arg.read<int32_t>();
   batch.tokens = tokens_arg.read<int32_t>();
   if (sampled) {
-    batch.sampled = Argument(kOp, "sampled", *sampled, 1).of_type(ScalarType::Long).of_size(0, rows).contiguous().read<int64_t>();
+    const Argument sampled_arg(kOp, "sampled", *sampled, 1);  // [T]
+    batch.sampled = sampled_arg.of_type(ScalarType::Long).of_size(0, rows).contiguous().read<int64_t>();
   }
   const auto per_request = [&](const char* name, const std::optional<Tensor>& tensor, ScalarType type) -> const void* {
     if (!tensor) return nullptr;

@@ -109,6 +109,15 @@ def test_trees_around_the_edges_of_a_group(rows):
 
 
 @needs_native
+def test_drafting_needs_no_cache():
+    case = attention_case([9, 4], [0, 0], last_queries=2)
+    want = case.run()
+    no_blocks = torch.empty(0, 2, 16, 64)
+    case.arguments.update(key_cache=no_blocks, value_cache=no_blocks, block_table=torch.empty(2, 0, dtype=torch.int32))
+    torch.testing.assert_close(case.run(), want, atol=0, rtol=0)
+
+
+@needs_native
 @pytest.mark.parametrize("last", [1, 3])
 def test_only_the_newest_level_queries(last):
     check(attention_case([9, 1, 6], [30, 2, 0], last_queries=last))

@@ -20,5 +20,4 @@ for name, directory in {
     CACHE_VARIABLE: cache,
 }.items():
     environment.setdefault(name, str(directory))
-environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 os.execvpe(command[0], command, environment)

@@ -119,7 +119,7 @@ class Eagle3Head:
         self._hidden = hidden
         self._prefix_lens = root_positions
         self._block_table = block_table
-        self._key_start = torch.arange(0, (len(hidden) + 1) * capacity, capacity, dtype=torch.int32)
+        self._key_start = capacity * torch.arange(len(hidden) + 1, dtype=torch.int32)
         for attention in self._attention:
             attention.begin(len(hidden) * capacity, hidden.dtype)
 

@@ -49,6 +49,9 @@ constexpr const char* kOp = "topk_logprobs";
 // A fixed length, so that the sums do not depend on the number of threads.
 constexpr int64_t kSegment = 16384;
 
+// Values a thread must have to itself before another one is worth waking.
+constexpr int64_t kThreadValues = 32768;
+
 template <class T>
 using Scan = void (*)(const T*, int64_t, int64_t, int, SegmentResult*);
 
@@ -82,7 +85,8 @@ void run(const Argument& logits, int k, float* values, int64_t* indices) {
   thread_local std::vector<SegmentResult> partial;  // grows once
   if (static_cast<int64_t>(partial.size()) < rows * segments) partial.resize(rows * segments);
   SegmentResult* results = partial.data();
-  torch::stable::parallel_for(0, rows * segments, 1, [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kThreadValues / std::min(vocab, kSegment));
+  torch::stable::parallel_for(0, rows * segments, grain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item / segments, first = item % segments * kSegment;
       scan(data + row * stride, first, std::min(first + kSegment, vocab), k, results + item);

@@ -88,7 +88,7 @@ constexpr int64_t kJobRows = 192;
 constexpr int64_t kMostPanelRows = 6;
 
 // Multiply-adds below which a second thread costs more than it brings.
-constexpr int64_t kSerialWork = int64_t{1} << 18;
+constexpr int64_t kSerialWork = int64_t{1} << 17;
 
 template <class T>
 using Attend = void (*)(const AttentionArgs<T>&, const Job&, const JobScratch&);

@@ -42,8 +42,8 @@ namespace {
 
 constexpr const char* kOp = "walk_trees";
 
-// Above this many bytes, one row of a lone request is read by all threads.
-constexpr int64_t kSplitRowBytes = int64_t{1} << 19;
+// From this many bytes on, one row of a lone request is read by all threads: it then takes longer than they take to meet.
+constexpr int64_t kSplitRowBytes = int64_t{1} << 20;
 
 RowMax (*row_max_of(const float*))(const float*, int64_t) { return ADAPTIVESPEC_DISPATCH(row_max_f32); }
 RowMax (*row_max_of(const bf16*))(const bf16*, int64_t) { return ADAPTIVESPEC_DISPATCH(row_max_bf16); }

@@ -42,6 +42,10 @@ class TreeShape(NamedTuple):
     nodes: int
 
 
+NO_TREE = TreeShape(0, 0, 0)
+"""Nothing is drafted."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """The draft tree of one request, on the host.
@@ -59,7 +63,7 @@ class DraftTree:
     parents: list[int]
     root_position: int
     confidence: float = 0.0
-    shape: TreeShape = TreeShape(0, 0, 0)
+    shape: TreeShape = NO_TREE
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,9 +72,7 @@ class DraftTree:
         """The tree of the first ``nodes`` draft nodes (valid, because parents come first)."""
         if nodes >= len(self.tokens):
             return self
-        return DraftTree(
-            self.tokens[:nodes], self.parents[:nodes], self.root_position, self.confidence, self.shape
-        )
+        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.root_position, self.confidence, self.shape)
 
     @staticmethod
     def chain(tokens: list[int], root_position: int) -> DraftTree:

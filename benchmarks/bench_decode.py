@@ -111,12 +111,14 @@ def main() -> None:
         arms.append(Arm(name, llm))
     tokenizer = arms[0].llm.get_tokenizer()
     prompts = [
-        {"prompt_token_ids": tokenizer.encode(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": row["prompt"]}], tokenize=False, add_generation_prompt=True
-            ),
-            add_special_tokens=False,
-        )}
+        {
+            "prompt_token_ids": tokenizer.encode(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": row["prompt"]}], tokenize=False, add_generation_prompt=True
+                ),
+                add_special_tokens=False,
+            )
+        }
         for row in rows
     ]
     params = SamplingParams(temperature=0, max_tokens=args.tokens)
@@ -149,39 +151,58 @@ def main() -> None:
 
 
 def report(arms: list[Arm], args: argparse.Namespace) -> None:
-    plain = arms[0]
-    results = []
-    print(f"{'arm':16} {'tok/s':>7} {'ratio':>6} {'spread':>13} {'len':>5} {'depth':>5} {'width':>5} {'nodes':>5} {'promo':>5} same")
-    for arm in arms:
-        ratios = [p / s * e / q for p, s, e, q in zip(plain.seconds, arm.seconds, arm.emitted, plain.emitted, strict=True)]
-        line: dict[str, Any] = {
-            "arm": arm.name,
-            "tokens_per_second": arm.tokens_per_second(),
-            "ratio": arm.tokens_per_second() / plain.tokens_per_second(),
-            "ratio_median": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-            "same_text": sum(a == b for a, b in zip(arm.texts, plain.texts, strict=True)),
-            "prompts": len(arm.texts),
-        }
-        if arm.ours:
-            steps = arm.total("steps")
-            line |= {key: arm.total(key) / steps for key in ("drafted_depth", "drafted_width", "drafted_nodes")}
-            line |= {"accepted_length": arm.total("emitted") / steps, "promotions": arm.total("promotions")}
-            engine_steps = arm.total("engine_steps")
-            line["ms_per_step"] = {k: 1e3 * arm.section(k) / engine_steps for k in sorted({k for s in arm.stats for k in s["seconds"]})}
-            line["chains"] = [s["chains"] for s in arm.stats if s["chains"]]
-        results.append(line)
-        print(
-            f"{arm.name:16} {line['tokens_per_second']:7.2f} {line['ratio']:6.3f} {line['ratio_min']:6.2f}-{line['ratio_max']:<6.2f} "
-            f"{line.get('accepted_length', 0):5.2f} {line.get('drafted_depth', 0):5.2f} {line.get('drafted_width', 0):5.2f} "
-            f"{line.get('drafted_nodes', 0):5.2f} {line.get('promotions', 0):5.0f} {line['same_text']}/{line['prompts']}"
-        )
+    """Print the table and write the JSON."""
+    results = [measured(arm, arms[0]) for arm in arms]
+    columns = {
+        "tok/s": ("tokens_per_second", "8.2f"),
+        "ratio": ("ratio", "7.3f"),
+        "median": ("ratio_median", "7.3f"),
+        "min": ("ratio_min", "6.2f"),
+        "max": ("ratio_max", "6.2f"),
+        "length": ("accepted_length", "7.2f"),
+        "depth": ("drafted_depth", "6.2f"),
+        "width": ("drafted_width", "6.2f"),
+        "nodes": ("drafted_nodes", "6.2f"),
+        "promoted": ("promotions", "9.0f"),
+    }
+    widths = {title: int(form.split(".")[0]) for title, (_, form) in columns.items()}
+    print(f"{'arm':16}" + "".join(f"{title:>{width}}" for title, width in widths.items()) + "  same text")
+    for line in results:
+        cells = (f"{line[key]:{form}}" if key in line else "-".rjust(widths[t]) for t, (key, form) in columns.items())
+        print(f"{line['arm']:16}{''.join(cells)}  {line['same_text']}/{line['prompts']}")
     for line in results:
         if "ms_per_step" in line:
-            print(line["arm"], {k: round(v, 2) for k, v in line["ms_per_step"].items()})
+            print(line["arm"], {section: round(ms, 2) for section, ms in line["ms_per_step"].items()})
     if args.output:
         args.output.write_text(json.dumps({"provenance": provenance(args), "results": results}, indent=1))
+
+
+def measured(arm: Arm, plain: Arm) -> dict[str, Any]:
+    """What an arm measured, beside plain decoding."""
+    ratios = [
+        (emitted / seconds) / (plain_emitted / plain_seconds)
+        for seconds, emitted, plain_seconds, plain_emitted in zip(
+            arm.seconds, arm.emitted, plain.seconds, plain.emitted, strict=True
+        )
+    ]
+    line: dict[str, Any] = {
+        "arm": arm.name,
+        "tokens_per_second": arm.tokens_per_second(),
+        "ratio": arm.tokens_per_second() / plain.tokens_per_second(),
+        "ratio_median": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "same_text": sum(a == b for a, b in zip(arm.texts, plain.texts, strict=True)),
+        "prompts": len(arm.texts),
+    }
+    if arm.ours:
+        steps, engine_steps = arm.total("steps"), arm.total("engine_steps")
+        line |= {key: arm.total(key) / steps for key in ("drafted_depth", "drafted_width", "drafted_nodes")}
+        line |= {"accepted_length": arm.total("emitted") / steps, "promotions": arm.total("promotions")}
+        sections = sorted({section for stats in arm.stats for section in stats["seconds"]})
+        line["ms_per_step"] = {section: 1e3 * arm.section(section) / engine_steps for section in sections}
+        line["chains"] = [stats["chains"] for stats in arm.stats if stats["chains"]]
+    return line
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:

@@ -66,9 +66,12 @@ def main() -> int:
     tokenizer = plain.get_tokenizer()
     chats = [[{"role": "user", "content": row["prompt"]}] for row in rows]
     prompts = [
-        {"prompt_token_ids": tokenizer.encode(
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True), add_special_tokens=False
-        )}
+        {
+            "prompt_token_ids": tokenizer.encode(
+                tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True),
+                add_special_tokens=False,
+            )
+        }
         for chat in chats
     ]
     params = SamplingParams(temperature=0, max_tokens=args.tokens)
@@ -85,7 +88,10 @@ def main() -> int:
 
     started = time.perf_counter()
     expected = decode(plain)
-    print(f"plain: {len(prompts)} prompts, {sum(map(len, expected))} tokens, {time.perf_counter() - started:.0f} s", flush=True)
+    print(
+        f"plain: {len(prompts)} prompts, {sum(map(len, expected))} tokens, {time.perf_counter() - started:.0f} s",
+        flush=True,
+    )
     faults, results = 0, []
     for shape in args.shapes:
         llm = engine(speculative_config(args.head, shape))
@@ -115,12 +121,14 @@ def main() -> int:
         }
         results.append(result)
         print(
-            f"{shape:10} batch {args.batch}: {result['same']}/{result['prompts']} the same, {result['near_ties']} near-ties, "
-            f"accepted length {result['accepted_length']:.2f}, {seconds:.0f} s",
+            f"{shape:10} batch {args.batch}: {result['same']}/{result['prompts']} the same, "
+            f"{result['near_ties']} near-ties, accepted length {result['accepted_length']:.2f}, {seconds:.0f} s",
             flush=True,
         )
     if args.output:
-        args.output.write_text(json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, "results": results}, indent=1))
+        args.output.write_text(
+            json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, "results": results}, indent=1)
+        )
     print("faults:", faults)
     return 1 if faults else 0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 CacheWriter = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Writes (keys ``[tokens, heads, dim]``, values, cache ``[blocks, heads, block_size, 2 * dim]``, slots ``[tokens]``)."""
+"""Writes: keys ``[tokens, heads, dim]``, values, cache ``[blocks, heads, block_size, 2 * dim]``, slots ``[tokens]``."""
 
 
 class LayoutError(RuntimeError):

@@ -114,9 +114,7 @@ def expand_trees(
 
     confidences = np.exp(first_values[:, 0]).tolist() if len(shapes) else []
     return [
-        DraftTree([], [], position, confidence, shape)
-        if growth is None
-        else growth.pool.tree(position, confidence)
+        DraftTree([], [], position, confidence, shape) if growth is None else growth.pool.tree(position, confidence)
         for growth, shape, position, confidence in zip(growths, shapes, root_positions, confidences, strict=True)
     ]
 

@@ -58,10 +58,7 @@ class StepwiseWalk:
 
         """
         while any(self._walking):
-            rows = [
-                first + (path[-1] if path else 0)
-                for first, path in zip(self._first_rows, self._path, strict=True)
-            ]
+            rows = [first + (path[-1] if path else 0) for first, path in zip(self._first_rows, self._path, strict=True)]
             drawn, distribution = sample(logits[rows], self._walking, self._emitted)
             for b, walking in enumerate(self._walking):
                 if walking:

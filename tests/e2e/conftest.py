@@ -74,7 +74,9 @@ def random_prompts(count: int, seed: int = 0, shortest: int = 4, longest: int = 
 def greedy(tokens: int, **overrides: Any) -> Any:
     from vllm import SamplingParams
 
-    return SamplingParams(**({"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False} | overrides))
+    return SamplingParams(
+        **({"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False} | overrides)
+    )
 
 
 def generate(llm: Any, prompts: list[Prompt], params: Any) -> list[list[int]]:

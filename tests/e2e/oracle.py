@@ -28,7 +28,12 @@ class Oracle:
     """
 
     def __init__(
-        self, runner: Any, truth: dict[tuple[int, ...], list[int]], seed: int = 0, max_nodes: int = 12, max_depth: int = 6
+        self,
+        runner: Any,
+        truth: dict[tuple[int, ...], list[int]],
+        seed: int = 0,
+        max_nodes: int = 12,
+        max_depth: int = 6,
     ) -> None:
         self._runner = runner
         self._truth = truth

@@ -147,7 +147,9 @@ def test_siblings_pay(engine: Callable[..., Any], plain: Any, prompts: list, exp
 
 def test_equal_end_shapes_are_static(engine: Callable[..., Any], prompts: list) -> None:
     shape = {"depth": 4, "width": 3, "nodes": 6}
-    fixed = engine({"method": "adaptivespec", "tree": {"policy": "static", "shape": shape, "min_path_probability": 0.05}})
+    fixed = engine(
+        {"method": "adaptivespec", "tree": {"policy": "static", "shape": shape, "min_path_probability": 0.05}}
+    )
     moving = engine({"method": "adaptivespec", "tree": {"low": shape, "high": shape}})
     for llm in (fixed, moving):
         llm.collective_rpc("adaptivespec_stats")
@@ -171,7 +173,9 @@ def test_margin_accepts_more_and_keeps_its_bound(
     assert stats["promotions"] > 0
     for prompt, text in zip(prompts, tokens, strict=True):
         ids = prompt["prompt_token_ids"]
-        output = plain.generate([{"prompt_token_ids": ids + text}], params(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
+        output = plain.generate(
+            [{"prompt_token_ids": ids + text}], params(max_tokens=1, prompt_logprobs=1), use_tqdm=False
+        )
         for token, entries in zip(text, output[0].prompt_logprobs[len(ids) :], strict=True):
             best = max(entry.logprob for entry in entries.values())
             assert entries[token].logprob - best >= -1.6095
@@ -200,7 +204,15 @@ def test_structured_output(adaptive: Any, plain: Any) -> None:
 
 def test_bad_words_and_stop_strings(adaptive: Any, plain: Any) -> None:
     chat = [{"role": "user", "content": "Count from one to ten in words."}]
-    for sampling in (params(bad_words=["two", "three"]), params(stop=["four"]), params(stop=["five"], include_stop_str_in_output=True)):
+    for sampling in (
+        params(bad_words=["two", "three"]),
+        params(stop=["four"]),
+        params(stop=["five"], include_stop_str_in_output=True),
+    ):
         want = plain.chat(chat, sampling, use_tqdm=False)[0].outputs[0]
         got = adaptive.chat(chat, sampling, use_tqdm=False)[0].outputs[0]
-        assert (got.text, list(got.token_ids), got.finish_reason) == (want.text, list(want.token_ids), want.finish_reason)
+        assert (got.text, list(got.token_ids), got.finish_reason) == (
+            want.text,
+            list(want.token_ids),
+            want.finish_reason,
+        )

@@ -120,7 +120,9 @@ def test_one_token_request_joins_a_running_batch(make_llm: Callable[..., Any], t
 
     def watch(scheduler_output: Any, scheduled: Any) -> Any:
         prepared = stock(scheduler_output, scheduled)
-        placeholders.extend(t for drafts in scheduler_output.scheduled_spec_decode_tokens.values() for t in drafts if t < 0)
+        placeholders.extend(
+            t for drafts in scheduler_output.scheduled_spec_decode_tokens.values() for t in drafts if t < 0
+        )
         return prepared
 
     stock_forward = runner._model_forward

@@ -32,17 +32,13 @@ def decode(llm: Any, prompts: list, truth: dict, params: Any) -> tuple[list[list
 
 def margins_of(plain: Any, prompts: list, tokens: list[list[int]]) -> list[list[float]]:
     """Log-probability of each emitted token under the target, less that of the target's choice (0 or below)."""
-    texts = [
-        {"prompt_token_ids": p["prompt_token_ids"] + t} for p, t in zip(prompts, tokens, strict=True)
-    ]
+    texts = [{"prompt_token_ids": p["prompt_token_ids"] + t} for p, t in zip(prompts, tokens, strict=True)]
     outputs = plain.generate(texts, greedy(1, prompt_logprobs=1), use_tqdm=False)
     losses = []
     for prompt, output in zip(prompts, outputs, strict=True):
         entries = output.prompt_logprobs[len(prompt["prompt_token_ids"]) :]
         ids = output.prompt_token_ids[len(prompt["prompt_token_ids"]) :]
-        losses.append(
-            [e[i].logprob - max(x.logprob for x in e.values()) for e, i in zip(entries, ids, strict=True)]
-        )
+        losses.append([e[i].logprob - max(x.logprob for x in e.values()) for e, i in zip(entries, ids, strict=True)])
     return losses
 
 
@@ -50,7 +46,8 @@ def second_choices(plain: Any, prompts: list) -> list[list[int]]:
     """Texts that take the target's second choice wherever it is close to the first: what a margin promotes."""
     outputs = plain.generate(prompts, greedy(TOKENS, logprobs=2), use_tqdm=False)
     return [
-        [sorted(e.items(), key=lambda kv: -kv[1].logprob)[1][0] for e in output.outputs[0].logprobs] for output in outputs
+        [sorted(e.items(), key=lambda kv: -kv[1].logprob)[1][0] for e in output.outputs[0].logprobs]
+        for output in outputs
     ]
 
 

@@ -107,9 +107,7 @@ class TreeCPUAttentionImpl(CPUAttentionBackendImpl):
 
 
 @functools.cache
-def _layout_of(
-    isa: str, block_size: int, heads: int, dim: int, dtype: torch.dtype, kv_cache_dtype: str
-) -> PagedLayout:
+def _layout_of(isa: str, block_size: int, heads: int, dim: int, dtype: torch.dtype, kv_cache_dtype: str) -> PagedLayout:
     def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
         halves = cache.view(cache.shape[0], heads, 2 * block_size, dim)
         key_cache, value_cache = halves.chunk(2, dim=2)

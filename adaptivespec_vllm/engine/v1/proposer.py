@@ -13,12 +13,10 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
 from adaptivespec_vllm.engine.v1.head import Eagle3Head
-from adaptivespec_vllm.types import TreeShape
+from adaptivespec_vllm.types import NO_TREE, TreeShape
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
-
-NOTHING = TreeShape(0, 0, 0)
 
 
 class TreeProposer(EagleProposer):
@@ -93,7 +91,12 @@ class TreeProposer(EagleProposer):
         if any(shape.nodes for shape in shapes):
             self.head.begin(hidden, root_positions, metadata.block_table_tensor, scratch_rows_needed(shapes))
         trees = expand_trees(
-            self.head, log_probs, self.head.to_target(ids), shapes, roots, self.runner.settings.tree.min_path_probability
+            self.head,
+            log_probs,
+            self.head.to_target(ids),
+            shapes,
+            roots,
+            self.runner.settings.tree.min_path_probability,
         )
         self.runner.keep_trees(trees)
         return [tree.tokens for tree in trees]
@@ -107,4 +110,4 @@ class TreeProposer(EagleProposer):
         room = self.max_model_len - root_position - 2
         depth = min(shape.depth, room, self.window + 1 - root_position)
         nodes = min(shape.nodes, room)
-        return TreeShape(depth, shape.width, nodes) if depth > 0 and nodes > 0 else NOTHING
+        return TreeShape(depth, shape.width, nodes) if depth > 0 and nodes > 0 else NO_TREE

@@ -27,12 +27,11 @@ from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.kv import plan_commit
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.guard import allowance
-from adaptivespec_vllm.types import DraftTree, RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.types import NO_TREE, DraftTree, RequestSignal, StepFeedback, TreeShape
 from adaptivespec_vllm.verify import RequestMargin
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.sample.metadata import SamplingMetadata
 
 logger = init_logger(__name__)
 
@@ -233,9 +232,7 @@ class TreeModelRunner(CPUModelRunner):
         """Tell the policy what became of each tree."""
         result = step.result
         assert result is not None
-        columns = zip(
-            result.lengths.tolist(), result.promotions.tolist(), result.regrets.tolist(), strict=True
-        )
+        columns = zip(result.lengths.tolist(), result.promotions.tolist(), result.regrets.tolist(), strict=True)
         stats = self.stats
         stats.engine_steps += 1
         sampled = self.sampled_requests()
@@ -293,9 +290,7 @@ class TreeModelRunner(CPUModelRunner):
             return [None] * len(self.step.trees)
         return [
             self._margin(req_id) if drafted and len(tree) else None
-            for req_id, tree, drafted in zip(
-                self.input_batch.req_ids, self.step.trees, self.step.drafted, strict=True
-            )
+            for req_id, tree, drafted in zip(self.input_batch.req_ids, self.step.trees, self.step.drafted, strict=True)
         ]
 
     def _margin(self, req_id: str) -> RequestMargin | None:
@@ -333,7 +328,7 @@ class TreeModelRunner(CPUModelRunner):
         chosen = []
         for b, (req_id, shape) in enumerate(zip(req_ids, shapes, strict=True)):
             if not sampled[b]:
-                shape = TreeShape(0, 0, 0)
+                shape = NO_TREE
             elif chain_for_all or self._needs_chain(req_id):
                 depth = min(shape.depth, shape.nodes)
                 shape = TreeShape(depth, 1, depth)

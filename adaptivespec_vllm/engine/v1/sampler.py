@@ -199,7 +199,7 @@ class _MinTokensAt:
 
 
 def _idle(processor: Any) -> bool:
-    return isinstance(processor, MinTokensLogitsProcessor) and not processor.min_toks or not getattr(
+    return (isinstance(processor, MinTokensLogitsProcessor) and not processor.min_toks) or not getattr(
         processor, "biases", True
     )
 

@@ -182,7 +182,7 @@ class Report:
         else:  # without a vLLM to ask, keys that are not ours are taken for its own
             settings, self.vllm_keys = load(source, read(source).keys())
         self.configuration = settings.to_resolved_dict()
-        self.verification = _verification(settings)
+        self.verification = settings.verification
         return settings
 
     def _look_at_head(self, path: str, model: str | None) -> None:
@@ -233,16 +233,6 @@ class Report:
         return (
             f"{version}{platform} (supported: {self.vllm.get('supported')}; tested: {', '.join(self.vllm['tested'])})"
         )
-
-
-def _verification(settings: AdaptiveSpecConfig) -> str:
-    if settings.lossless:
-        return "lossless: only the target's own choices are accepted"
-    assert settings.margin is not None
-    return (
-        f"lossy: a draft token is accepted from {settings.margin.kappa} times the probability of the target's choice; "
-        "the text differs from plain decoding"
-    )
 
 
 def _flat(options: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

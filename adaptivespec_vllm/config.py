@@ -214,6 +214,16 @@ class AdaptiveSpecConfig(_Section):
         """Whether only the target's own choices are accepted."""
         return self.margin is None or self.margin.kappa == 1.0
 
+    @property
+    def verification(self) -> str:
+        """What is accepted, in a sentence for people."""
+        if self.margin is None or self.lossless:
+            return "lossless: only the target's own choices are accepted"
+        return (
+            f"lossy: a draft token is accepted from {self.margin.kappa} times the probability of the target's choice; "
+            "the text differs from plain decoding"
+        )
+
     def to_resolved_dict(self) -> dict[str, Any]:
         """Every key with the value it has in the end, ready for JSON and for :func:`resolve`."""
         resolved = self.model_dump(mode="json")

@@ -2,8 +2,9 @@
 
     python benchmarks/bench_decode.py --model MODEL --head HEAD --prompts tests/e2e/data/prompts.jsonl
 
-Arms: ``plain``, ``stock:K`` (vLLM's EAGLE-3 chain of K tokens), ``tree:D,W,N`` (a static tree), ``adaptive``; an arm of
-ours may end in ``@KAPPA`` for the margin rule. Strict arms are checked against the text of plain decoding.
+Arms: ``plain``, ``stock:K`` (vLLM's EAGLE-3 chain of K tokens), ``tree:D,W,N`` (a static tree), ``adaptive``. To an arm
+of ours ``/P`` adds ``min_path_probability`` and ``@KAPPA`` the margin rule: ``tree:5,4,8/0.1@0.2``. Strict arms are
+checked against the text of plain decoding.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ class Arm:
         return sum(s["seconds"].get(name, 0.0) for s in self.stats)
 
 
-def speculative_config(name: str, head: str, prune: float | None) -> dict[str, Any] | None:
+def speculative_config(name: str, head: str) -> dict[str, Any] | None:
     """The speculative config that an arm's name stands for."""
     base, _, kappa = name.partition("@")
+    base, _, prune = base.partition("/")
     kind, _, rest = base.partition(":")
     if kind == "plain":
         return None
@@ -64,8 +66,8 @@ def speculative_config(name: str, head: str, prune: float | None) -> dict[str, A
     if kind == "tree":
         depth, width, nodes = (int(x) for x in rest.split(","))
         config["tree"] = {"policy": "static", "shape": {"depth": depth, "width": width, "nodes": nodes}}
-        if prune is not None:
-            config["tree"]["min_path_probability"] = prune
+    if prune:
+        config.setdefault("tree", {})["min_path_probability"] = float(prune)
     if kappa:
         config["margin"] = {"kappa": float(kappa)}
     return config
@@ -86,7 +88,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=12, help="prompts")
     parser.add_argument("--tokens", type=int, default=128, help="tokens a prompt")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--prune", type=float, help="min_path_probability of static trees")
     parser.add_argument("--compiled", action="store_true", help="vLLM's default mode instead of enforce_eager")
     parser.add_argument("--output", type=Path, help="write JSON here")
     args = parser.parse_args()
@@ -106,7 +107,7 @@ def main() -> None:
             max_num_seqs=max(args.batch, 2),
             enforce_eager=not args.compiled,
             kv_cache_memory_bytes=256 << 20,
-            speculative_config=speculative_config(name, args.head, args.prune),
+            speculative_config=speculative_config(name, args.head),
         )
         arms.append(Arm(name, llm))
     tokenizer = arms[0].llm.get_tokenizer()

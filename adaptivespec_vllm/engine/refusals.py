@@ -59,6 +59,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         *_head(vllm_config.speculative_config),
         *_kv_cache(vllm_config),
         *_sampling(vllm_config.model_config),
+        *_lora(vllm_config.lora_config),
     ]
 
 
@@ -147,6 +148,11 @@ def _kv_cache(vllm_config: Any) -> Iterator[str]:
 def _sampling(model: Any) -> Iterator[str]:
     if model.logits_processors:
         yield "logits_processors: custom processors see one position a request, a tree has many"
+
+
+def _lora(lora: Any) -> Iterator[str]:
+    if lora is not None:
+        yield "enable_lora=True: adapters beside trees have not been verified"
 
 
 def _layer(name: str, layer: Any) -> Iterator[str]:

@@ -216,3 +216,22 @@ def test_bad_words_and_stop_strings(adaptive: Any, plain: Any) -> None:
             list(want.token_ids),
             want.finish_reason,
         )
+
+
+def test_thinking_budget(engine: Callable[..., Any]) -> None:
+    """A budget follows drafts in the order of a text: the whole batch gets chains, and the text of plain decoding."""
+    from vllm.config import ReasoningConfig
+
+    reasoning = {"reasoning_start_str": "Let me think", "reasoning_end_str": "Answer:"}
+    chat = [{"role": "user", "content": "How many legs have two cats and a bird?"}]
+    params_of = [params(thinking_token_budget=6), params()]
+    texts = []
+    for config in (None, {"method": "adaptivespec"}):
+        llm = engine(config, reasoning_config=ReasoningConfig(**reasoning))
+        tokenizer = llm.get_tokenizer()
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "Let me think"
+        prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        outputs = llm.generate([prompt, prompt], params_of, use_tqdm=False)
+        texts.append([output.outputs[0].text for output in outputs])
+    assert "Answer:" in texts[0][0], "the budget did nothing: nothing was tested"
+    assert texts[0] == texts[1]

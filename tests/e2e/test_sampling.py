@@ -120,6 +120,18 @@ def test_logprobs(make_llm: Callable[..., Any], tiny_head: Path, mode: str) -> N
                 assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-4)
 
 
+def test_logprobs_of_chosen_tokens(trees: Any, plain: Any) -> None:
+    prompts = random_prompts(2, seed=29)
+    params = greedy(TOKENS, logprob_token_ids=[5, 77, 300])
+    want = plain.generate(prompts, params, use_tqdm=False)
+    got = decode(trees, prompts, truth_of(prompts, tokens_of(want)), params)
+    assert tokens_of(got) == tokens_of(want)
+    for ours, theirs in zip(got, want, strict=True):
+        for a, b in zip(ours.outputs[0].logprobs, theirs.outputs[0].logprobs, strict=True):
+            assert a.keys() == b.keys() and {5, 77, 300} <= a.keys()
+            assert all(a[t].logprob == pytest.approx(b[t].logprob, abs=1e-4) for t in a)
+
+
 @pytest.mark.parametrize("max_depth", [1, 2, 4])
 def test_distribution_at_temperature_one(trees: Any, plain: Any, max_depth: int) -> None:
     """Chi-square: unseeded tokens behind one prompt are distributed as those of plain decoding."""

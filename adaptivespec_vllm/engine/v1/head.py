@@ -6,6 +6,7 @@ directly, with its attention pointed at a dense scratch of the expanded nodes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -95,6 +96,8 @@ class Eagle3Head:
         self._target_ids = None if offsets is None else torch.arange(offsets.shape[0]) + offsets.data
         self._attention = [LevelAttention(layer.self_attn.attn) for layer in self._inner.layers]
         self._hidden = torch.empty(0)
+        self.seconds = 0.0
+        """Time spent in levels, in all."""
 
     def logits(self, last_hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the draft vocabulary ``[R, draft vocabulary]``."""
@@ -125,6 +128,7 @@ class Eagle3Head:
 
     def level(self, rows: LevelRows) -> torch.Tensor:
         """Run the head over one level (see ``DraftHead``)."""
+        started = time.perf_counter()
         level = _Level(rows, self._key_start, self._prefix_lens, self._block_table)
         for attention in self._attention:
             attention.at(level)
@@ -133,7 +137,9 @@ class Eagle3Head:
             last_hidden, self._hidden = self._inner.forward(
                 rows.tokens, rows.positions, self._hidden[rows.parent_rows], None
             )
-        return self.logits(last_hidden)
+        logits = self.logits(last_hidden)
+        self.seconds += time.perf_counter() - started
+        return logits
 
     @contextmanager
     def _lean_attention(self) -> Iterator[None]:

@@ -90,6 +90,7 @@ class TreeProposer(EagleProposer):
         shapes = [self._fit(shape, root) for shape, root in zip(shapes, roots, strict=True)]
         if any(shape.nodes for shape in shapes):
             self.head.begin(hidden, root_positions, metadata.block_table_tensor, scratch_rows_needed(shapes))
+        forward = self.head.seconds
         trees = expand_trees(
             self.head,
             log_probs,
@@ -98,6 +99,7 @@ class TreeProposer(EagleProposer):
             roots,
             self.runner.settings.tree.min_path_probability,
         )
+        self.runner.stats.seconds["draft/levels/forward"] += self.head.seconds - forward
         self.runner.keep_trees(trees)
         return [tree.tokens for tree in trees]
 

@@ -62,9 +62,7 @@ class TreeRejectionSampler(RejectionSampler):
                 step.result = walk.run(logits, draw)
                 processed = draw.processed
             tokens = emitted_tokens(step)
-            logprobs = None
-            if sampling_metadata.max_num_logprobs is not None:
-                logprobs = self._logprobs(step, logits, tokens, sampling_metadata.max_num_logprobs, processed)
+            logprobs = self._logprobs(step, logits, tokens, sampling_metadata, processed)
             return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
     def _logprobs(
@@ -72,10 +70,13 @@ class TreeRejectionSampler(RejectionSampler):
         step: Step,
         logits: torch.Tensor,
         tokens: torch.Tensor,
-        num_logprobs: int,
+        sampling_metadata: SamplingMetadata,
         processed: Sequence[torch.Tensor] | None,
-    ) -> LogprobsTensors:
-        """The target's log-probabilities of each emitted token, at the node it was emitted from."""
+    ) -> LogprobsTensors | None:
+        """The target's log-probabilities of each emitted token, at the node it was emitted from, where asked for."""
+        most, chosen = sampling_metadata.max_num_logprobs, sampling_metadata.logprob_token_ids
+        if most is None and not chosen:
+            return None
         assert step.result is not None
         batch, columns = tokens.shape
         if self.is_processed_logprobs_mode and processed is not None:
@@ -87,7 +88,11 @@ class TreeRejectionSampler(RejectionSampler):
             nodes = torch.cat([torch.zeros(batch, 1, dtype=torch.int64), paths], dim=1)[:, :columns]
             rows = logits[(step.batch.start[:-1, None] + nodes).flatten()].float()
         values = rows if self.is_logits_logprobs_mode else self.sampler.compute_logprobs(rows)
-        return self.sampler.gather_logprobs(values, num_logprobs, tokens.flatten().clamp(min=0).long())
+        emitted = tokens.flatten().clamp(min=0).long()
+        if chosen:
+            of_rows = {b * columns + column: ids for b, ids in chosen.items() for column in range(columns)}
+            return self.sampler.gather_specific_token_logprobs(values, of_rows, emitted)
+        return self.sampler.gather_logprobs(values, most, emitted)
 
 
 def follows_drafts(metadata: SamplingMetadata) -> bool:

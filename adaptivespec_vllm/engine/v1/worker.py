@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from adaptivespec_vllm import __version__, ops
 from adaptivespec_vllm.engine import head, refusals, seams
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
+
+logger = init_logger(__name__)
 
 
 class AdaptiveSpecCPUWorker(CPUWorker):
@@ -28,6 +32,23 @@ class AdaptiveSpecCPUWorker(CPUWorker):
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = stock
+        if self.rank == 0:
+            self._announce()
+
+    def _announce(self) -> None:
+        settings = self.model_runner.settings
+        logger.info(
+            "AdaptiveSpec %s on the V1 model runner: head %s, %s trees of at most %d nodes, %d deep, %d wide; ops: %s",
+            __version__,
+            settings.model,
+            settings.tree.policy,
+            settings.max_nodes,
+            settings.max_depth,
+            settings.max_width,
+            ops.describe()["cpu"],
+        )
+        say = logger.info if settings.lossless else logger.warning
+        say("AdaptiveSpec verification is %s", settings.verification)
 
     def adaptivespec_stats(self, reset: bool = True) -> dict[str, Any]:
         """Counters since the last reset (``WorkerStats``)."""

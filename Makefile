@@ -24,7 +24,7 @@ RUNTIME := $(VENV)/.stamp-runtime
 MODEL := $(VENV)/.stamp-model
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
-BELOW_ENGINE := $(addprefix adaptivespec_vllm/,config.py types.py policy tree draft verify attention kv ops)
+BELOW_ENGINE := $(addprefix adaptivespec_vllm/,config types.py policy tree draft verify attention kv ops)
 
 .PHONY: help setup demo test quality clean
 

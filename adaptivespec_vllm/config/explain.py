@@ -1,0 +1,145 @@
+"""Faults and keys in words: one line for an error, one row a key for the documentation."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterator
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from adaptivespec_vllm.config.schema import AdaptiveSpecConfig, ConfigError, ShapeConfig
+
+
+def key_error(key: str, allowed: Collection[str], path: str = "") -> ConfigError:
+    """The error of a key that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"{path}{key}: unknown key; {hint}allowed: {', '.join(sorted(allowed))}")
+
+
+def explain(error: ValidationError) -> str:
+    """The first fault as one line: key path, what was given, what is allowed."""
+    fault = error.errors(include_url=False)[0]
+    own = fault.get("ctx", {}).get("error")
+    if isinstance(own, ConfigError):
+        return str(own)
+    *parents, key = [str(part) for part in fault["loc"]]
+    path = "".join(f"{part}." for part in parents)
+    section = _section_at(parents)
+    if fault["type"] == "extra_forbidden":
+        return str(key_error(key, section.model_fields, path))
+    allowed = _allowed(section.model_fields[key])
+    if fault["type"] == "missing":
+        return f"{path}{key}: missing; allowed: {allowed}"
+    return f"{path}{key}: got {shown(fault['input'])}; allowed: {allowed}"
+
+
+def shown(value: Any) -> str:
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _section_at(parents: list[str]) -> type[BaseModel]:
+    section: type[BaseModel] = AdaptiveSpecConfig
+    for part in parents:
+        nested = _section(section.model_fields[part])
+        assert nested is not None
+        section = nested
+    return section
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    for kind in _kinds(field):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _kinds(field: FieldInfo) -> list[Any]:
+    annotation = field.annotation
+    return list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+
+
+def _allowed(field: FieldInfo) -> str:
+    kinds = _kinds(field)
+    texts = [_allowed_kind(kind, field) for kind in kinds if kind is not NoneType]
+    return " or ".join(texts + ["null"] * (NoneType in kinds))
+
+
+def _allowed_kind(kind: Any, field: FieldInfo) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f"'{choice}'" for choice in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f"an object with the keys {', '.join(kind.model_fields)}"
+    if kind is str:
+        return "a string that is not empty"
+    return {int: "an integer", float: "a number"}[kind] + _bounds(field)
+
+
+def _bounds(field: FieldInfo) -> str:
+    bound = {
+        name: getattr(mark, name)
+        for mark in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if getattr(mark, name, None) is not None
+    }
+    if {"ge", "le"} <= bound.keys():
+        return f" from {bound['ge']} to {bound['le']}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return " " + " and ".join(f"{words[name]} {bound[name]}" for name in words if name in bound) if bound else ""
+
+
+class KeyDoc(NamedTuple):
+    """One key, for the documentation."""
+
+    key: str
+    allowed: str
+    default: str
+    meaning: str
+
+
+def describe(model: type[BaseModel] = AdaptiveSpecConfig, path: str = "") -> Iterator[KeyDoc]:
+    """Every key in order of appearance, sections before their keys."""
+    for name, field in model.model_fields.items():
+        key = f"{path}{name}"
+        yield KeyDoc(key, _allowed(field), _default(key, field), field.description or "")
+        section = _section(field)
+        if section is ShapeConfig and name != "low":
+            continue  # the same three keys as under ``low``
+        if section is not None:
+            yield from describe(section, f"{key}.")
+
+
+def markdown_table() -> str:
+    """The key table of ``docs/configuration.md``."""
+    lines = ["| key | allowed | default | meaning |", "|---|---|---|---|"]
+    for doc in describe():
+        key = doc.key.replace("tree.low.", "tree.{low,high,shape}.")
+        lines.append(f"| `{key}` | {doc.allowed} | {doc.default} | {doc.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(key: str, field: FieldInfo) -> str:
+    special = {
+        "tree.low": "(3, 4, 3)",
+        "tree.high": "(7, 1, 7)",
+        "tree.scope": "`request`; preset `paper`: `batch`",
+        "tree.min_path_probability": "0.05; `static` or preset `paper`: 0",
+        "method": "required",
+        "model": "required",
+        "num_speculative_tokens": "the largest `nodes`",
+    }
+    if key in special:
+        return special[key]
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None:
+        return "see its keys"
+    return "null" if field.default is None else f"`{field.default}`"

@@ -1,0 +1,130 @@
+"""From a path, JSON text or a mapping to a configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from adaptivespec_vllm.config.explain import explain, key_error, shown
+from adaptivespec_vllm.config.schema import METHOD, AdaptiveSpecConfig, ConfigError
+
+
+class Loaded(NamedTuple):
+    """A configuration, and the keys beside it that belong to vLLM."""
+
+    config: AdaptiveSpecConfig
+    vllm: dict[str, Any]
+
+
+def load(
+    source: str | Path | Mapping[str, Any], foreign: Collection[str] = (), refused: Collection[str] = ()
+) -> Loaded:
+    """Read and resolve a configuration from a path, JSON text or a mapping.
+
+    Args:
+        source: where it is. A string that starts with ``{`` is JSON text, any other string a path.
+        foreign: keys that are not ours but allowed beside ours; they come back untouched.
+        refused: keys that come back as well, for the caller to refuse by name, and are not suggested.
+
+    Raises:
+        ConfigError: for whatever is wrong with it.
+
+    """
+    origin = "" if isinstance(source, Mapping) or is_json_text(source) else f"{source}: "
+    options = read(source)
+    try:
+        config, vllm = _split(options, foreign, refused)
+        if "method" not in options:
+            raise ConfigError(f"method: missing; allowed: {METHOD!r}")
+        if config.model is None:
+            raise ConfigError("model: missing; give the directory or hub id of an EAGLE-3 head")
+    except ConfigError as error:
+        raise ConfigError(f"{origin}{error}") from None
+    return Loaded(config, vllm)
+
+
+def resolve(options: Mapping[str, Any]) -> AdaptiveSpecConfig:
+    """The configuration of a mapping that holds our keys only; ``method`` and ``model`` may be absent."""
+    try:
+        config = AdaptiveSpecConfig.model_validate(_underscored(options))
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
+    return config.model_copy(update={"num_speculative_tokens": config.max_nodes})
+
+
+def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The raw mapping of a path, of JSON text or of a mapping, with ``-`` in keys turned into ``_``.
+
+    Raises:
+        ConfigError: missing file, invalid JSON (with line and column), a key twice, not an object.
+
+    """
+    if isinstance(source, Mapping):
+        return _underscored(source)
+    if is_json_text(source):
+        return _parse(str(source), "JSON text")
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read ({reason})") from None
+    return _parse(text, str(path))
+
+
+def is_json_text(source: str | Path) -> bool:
+    """Whether a string is meant as JSON and not as a path."""
+    return isinstance(source, str) and source.lstrip().startswith(("{", "["))
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{origin}: {key}: given twice")
+        return dict(pairs)
+
+    def constant(name: str) -> Any:
+        raise ConfigError(f"{origin}: {name} is not valid JSON")
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{origin}: invalid JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise ConfigError(f"{origin}: nested too deeply") from None
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{origin}: got {shown(parsed)}; allowed: a JSON object")
+    try:
+        return _underscored(parsed)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _underscored(options: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
+    """Keys with ``_`` for ``-``, at every level, as vLLM's own command line writes them."""
+    result: dict[str, Any] = {}
+    for raw, value in options.items():
+        key = str(raw).replace("-", "_")
+        if key in result:
+            raise ConfigError(f"{path}{key}: given twice")
+        result[key] = _underscored(value, f"{path}{key}.") if isinstance(value, Mapping) else value
+    return result
+
+
+def _split(
+    options: Mapping[str, Any], foreign: Collection[str], refused: Collection[str]
+) -> tuple[AdaptiveSpecConfig, dict[str, Any]]:
+    own = AdaptiveSpecConfig.model_fields
+    for key in options:
+        if key not in own and key not in foreign and key not in refused:
+            raise key_error(key, {*own, *foreign})
+    config = resolve({key: value for key, value in options.items() if key in own})
+    return config, {key: value for key, value in options.items() if key not in own}

@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from adaptivespec_vllm.demo.provenance import provenance
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -175,7 +175,11 @@ def report(arms: list[Arm], args: argparse.Namespace) -> None:
         if "ms_per_step" in line:
             print(line["arm"], {section: round(ms, 2) for section, ms in line["ms_per_step"].items()})
     if args.output:
-        args.output.write_text(json.dumps({"provenance": provenance(args), "results": results}, indent=1))
+        args.output.write_text(
+            json.dumps(
+                {"provenance": provenance(**{k: str(v) for k, v in vars(args).items()}), "results": results}, indent=1
+            )
+        )
 
 
 def measured(arm: Arm, plain: Arm) -> dict[str, Any]:
@@ -204,21 +208,6 @@ def measured(arm: Arm, plain: Arm) -> dict[str, Any]:
         line["ms_per_step"] = {section: 1e3 * arm.section(section) / engine_steps for section in sections}
         line["chains"] = [stats["chains"] for stats in arm.stats if stats["chains"]]
     return line
-
-
-def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-    import vllm
-
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
-        "threads": torch.get_num_threads(),
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
-        "arguments": {k: str(v) for k, v in vars(args).items()},
-    }
 
 
 if __name__ == "__main__":

@@ -145,6 +145,7 @@ SEAMS: list[Seam] = [
     Seam("vllm.v1.sample.metadata:SamplingMetadata", "what a batch samples with"),
     Seam("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "the distribution that a margin is taken on"),
     Seam("vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor", "min_tokens inside a tree"),
+    Seam("vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor", "whether a batch samples plainly"),
     Seam("vllm._custom_ops:cpu_attn_reshape_and_cache", "probe of the cache layout", platform="cpu"),
     Seam(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",

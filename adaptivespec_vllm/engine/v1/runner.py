@@ -373,6 +373,3 @@ def _subset(common: Any, requests: torch.Tensor, block_table: torch.Tensor, slot
         positions=None,
         is_prefilling=None,
     )
-
-
-__all__ = ["TreeModelRunner"]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from adaptivespec_vllm.types import VerifyResult
-from adaptivespec_vllm.verify import RequestMargin, StepwiseWalk, verify_greedy
+from adaptivespec_vllm.verify import StepwiseWalk, verify_greedy
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
@@ -204,9 +204,10 @@ class _MinTokensAt:
 
 
 def _idle(processor: Any) -> bool:
-    return (isinstance(processor, MinTokensLogitsProcessor) and not processor.min_toks) or not getattr(
-        processor, "biases", True
-    )
+    """It changes the logits of no request of the batch."""
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return not processor.min_toks
+    return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases
 
 
 def _chain_result(sampled: torch.Tensor) -> VerifyResult:
@@ -221,6 +222,3 @@ def _chain_result(sampled: torch.Tensor) -> VerifyResult:
         promotions=torch.zeros_like(lengths),
         regrets=torch.zeros(len(lengths)),
     )
-
-
-__all__ = ["RequestMargin", "TreeRejectionSampler", "emitted_tokens", "follows_drafts", "is_plain_greedy"]

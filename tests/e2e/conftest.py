@@ -45,7 +45,7 @@ def make_llm(tiny_target: Path) -> Callable[..., Any]:
             "max_model_len": 256,
             "max_num_seqs": 8,
             "enforce_eager": True,
-            "kv_cache_memory_bytes": 32 << 20,
+            "kv_cache_memory_bytes": 16 << 20,
             "enable_prefix_caching": True,
             "seed": 0,
             "block_size": 32,

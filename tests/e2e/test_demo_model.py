@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from adaptivespec_vllm.config import resolve
 from adaptivespec_vllm.demo.model import DemoModel, prepare
 from adaptivespec_vllm.demo.runtime import cache_dir
+from tests.e2e.oracle import runner_of
 
 DATA = Path(__file__).parent / "data" / "prompts.jsonl"
 TOKENS = 48
@@ -21,17 +23,24 @@ def demo() -> DemoModel:
     return prepare(cache_dir(), lambda message: None)
 
 
+CAP = 48
+
+
 @pytest.fixture(scope="module")
 def engine(make_llm: Callable[..., Any], demo: DemoModel) -> Callable[..., Any]:
-    def make(speculative_config: dict[str, Any] | None = None, **overrides: Any) -> Any:
-        settings: dict[str, Any] = {
-            "skip_tokenizer_init": False,
-            "max_model_len": 512,
-            "block_size": 128,
-            "kv_cache_memory_bytes": 192 << 20,
-            "speculative_config": speculative_config and {"model": str(demo.head), **speculative_config},
-        }
-        return make_llm(demo.model, **(settings | overrides))
+    from vllm.config import ReasoningConfig
+
+    def make(speculative_config: dict[str, Any] | None = None) -> Any:
+        return make_llm(
+            demo.model,
+            skip_tokenizer_init=False,
+            max_model_len=512,
+            block_size=128,
+            kv_cache_memory_bytes=160 << 20,
+            speculative_config=speculative_config and {"model": str(demo.head), **speculative_config},
+            # Without effect on requests that have no thinking budget.
+            reasoning_config=ReasoningConfig(reasoning_start_str="Let me think", reasoning_end_str="Answer:"),
+        )
 
     return make
 
@@ -42,8 +51,22 @@ def plain(engine: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def adaptive(engine: Callable[..., Any]) -> Any:
-    return engine({"method": "adaptivespec"})
+def our_engine(engine: Callable[..., Any]) -> Any:
+    """One engine for all settings of ours: an engine of its own for each would cost a gigabyte."""
+    return engine({"method": "adaptivespec", "num_speculative_tokens": CAP})
+
+
+@pytest.fixture
+def ours(our_engine: Any) -> Callable[..., Any]:
+    """The engine with the settings given, its counters at zero."""
+
+    def configured(**sections: Any) -> Any:
+        runner_of(our_engine).configure(resolve({"num_speculative_tokens": CAP} | sections))
+        our_engine.reset_prefix_cache()
+        our_engine.collective_rpc("adaptivespec_stats")
+        return our_engine
+
+    return configured
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +100,9 @@ def expected(plain: Any, prompts: list) -> list[list[int]]:
     return decode(plain, prompts)
 
 
-def static(depth: int, width: int, nodes: int, **sections: Any) -> dict[str, Any]:
-    shape = {"depth": depth, "width": width, "nodes": nodes}
-    return {"method": "adaptivespec", "tree": {"policy": "static", "shape": shape}} | sections
+def static(depth: int, width: int, nodes: int, **overrides: Any) -> dict[str, Any]:
+    """The section of a static tree."""
+    return {"policy": "static", "shape": {"depth": depth, "width": width, "nodes": nodes}} | overrides
 
 
 def assert_same(plain: Any, prompts: list, got: list[list[int]], want: list[list[int]]) -> None:
@@ -109,23 +132,23 @@ def drafted_and_accepted(llm: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_width_one_is_stock_eagle3(
-    engine: Callable[..., Any], plain: Any, prompts: list, expected: list, length: int
+    engine: Callable[..., Any], ours: Callable[..., Any], plain: Any, prompts: list, expected: list, length: int
 ) -> None:
     """The same tokens, and the same drafts accepted at the same steps."""
     stock = engine({"method": "eagle3", "num_speculative_tokens": length})
-    chain = engine(static(length, 1, length))
-    theirs, ours = drafted_and_accepted(stock), drafted_and_accepted(chain)
+    chain = ours(tree=static(length, 1, length))
+    theirs, mine = drafted_and_accepted(stock), drafted_and_accepted(chain)
     want = [decode(stock, [prompt])[0] for prompt in prompts]
     got = [decode(chain, [prompt])[0] for prompt in prompts]
     assert got == want
     assert_same(plain, prompts, got, expected)
-    assert ours == theirs
-    assert sum(accepted for _, accepted in ours) > 20
+    assert mine == theirs
+    assert sum(accepted for _, accepted in mine) > 20
 
 
-def test_adaptive(adaptive: Any, plain: Any, prompts: list, expected: list) -> None:
+def test_adaptive(ours: Callable[..., Any], plain: Any, prompts: list, expected: list) -> None:
     """One at a time and all at once."""
-    adaptive.collective_rpc("adaptivespec_stats")
+    adaptive = ours()
     assert_same(plain, prompts, [decode(adaptive, [prompt])[0] for prompt in prompts], expected)
     assert_same(plain, prompts, decode(adaptive, prompts), expected)
     stats = adaptive.collective_rpc("adaptivespec_stats")[0]
@@ -133,11 +156,11 @@ def test_adaptive(adaptive: Any, plain: Any, prompts: list, expected: list) -> N
     assert not stats["chains"]
 
 
-def test_siblings_pay(engine: Callable[..., Any], plain: Any, prompts: list, expected: list) -> None:
+def test_siblings_pay(ours: Callable[..., Any], plain: Any, prompts: list, expected: list) -> None:
     """A chain, the same with one more node at the root, and a large tree: each accepts at least what the last did."""
     lengths = []
     for shape in ((2, 1, 2), (2, 2, 3), (8, 8, 48)):
-        llm = engine(static(*shape))
+        llm = ours(tree=static(*shape))
         assert_same(plain, prompts, decode(llm, prompts), expected)
         stats = llm.collective_rpc("adaptivespec_stats")[0]
         lengths.append(stats["emitted"] / stats["steps"])
@@ -145,27 +168,23 @@ def test_siblings_pay(engine: Callable[..., Any], plain: Any, prompts: list, exp
     assert lengths[-1] > lengths[0] + 0.2
 
 
-def test_equal_end_shapes_are_static(engine: Callable[..., Any], prompts: list) -> None:
+def test_equal_end_shapes_are_static(ours: Callable[..., Any], prompts: list) -> None:
     shape = {"depth": 4, "width": 3, "nodes": 6}
-    fixed = engine(
-        {"method": "adaptivespec", "tree": {"policy": "static", "shape": shape, "min_path_probability": 0.05}}
-    )
-    moving = engine({"method": "adaptivespec", "tree": {"low": shape, "high": shape}})
-    for llm in (fixed, moving):
-        llm.collective_rpc("adaptivespec_stats")
-    assert decode(fixed, prompts) == decode(moving, prompts)
-    one, other = (llm.collective_rpc("adaptivespec_stats")[0] for llm in (fixed, moving))
-    for key in ("steps", "emitted", "accepted", "drafted_nodes", "drafted_depth"):
-        assert one[key] == other[key]
+    seen = []
+    for tree in (static(4, 3, 6, min_path_probability=0.05), {"low": shape, "high": shape}):
+        llm = ours(tree=tree)
+        tokens = decode(llm, prompts)
+        stats = llm.collective_rpc("adaptivespec_stats")[0]
+        counted = ("steps", "emitted", "accepted", "drafted_nodes", "drafted_depth")
+        seen.append((tokens, [stats[key] for key in counted]))
+    assert seen[0] == seen[1]
 
 
-def test_margin_accepts_more_and_keeps_its_bound(
-    engine: Callable[..., Any], adaptive: Any, plain: Any, prompts: list
-) -> None:
+def test_margin_accepts_more_and_keeps_its_bound(ours: Callable[..., Any], plain: Any, prompts: list) -> None:
     """At the same shape the margin rule accepts more; every token has 0.2 of the probability of the target's choice."""
-    strict, margin = engine(static(5, 4, 8)), engine(static(5, 4, 8, margin={"kappa": 0.2}))
     lengths = []
-    for llm in (strict, margin):
+    for sections in ({}, {"margin": {"kappa": 0.2}}):
+        llm = ours(tree=static(5, 4, 8), **sections)
         tokens = decode(llm, prompts)
         stats = llm.collective_rpc("adaptivespec_stats")[0]
         lengths.append(stats["emitted"] / stats["steps"])
@@ -173,15 +192,14 @@ def test_margin_accepts_more_and_keeps_its_bound(
     assert stats["promotions"] > 0
     for prompt, text in zip(prompts, tokens, strict=True):
         ids = prompt["prompt_token_ids"]
-        output = plain.generate(
-            [{"prompt_token_ids": ids + text}], params(max_tokens=1, prompt_logprobs=1), use_tqdm=False
-        )
+        replayed = {"prompt_token_ids": ids + text}
+        output = plain.generate([replayed], params(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
         for token, entries in zip(text, output[0].prompt_logprobs[len(ids) :], strict=True):
             best = max(entry.logprob for entry in entries.values())
             assert entries[token].logprob - best >= -1.6095
 
 
-def test_structured_output(adaptive: Any, plain: Any) -> None:
+def test_structured_output(ours: Callable[..., Any], plain: Any) -> None:
     """A grammar holds, with the text of plain decoding."""
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -191,6 +209,7 @@ def test_structured_output(adaptive: Any, plain: Any) -> None:
         "required": ["colour", "count"],
         "additionalProperties": False,
     }
+    adaptive = ours()
     chat = [{"role": "user", "content": "Name a colour and a count as JSON."}]
     for constraint in ({"json": schema}, {"choice": ["yes", "no, never"]}, {"regex": r"[a-f]{4}-\d{3}"}):
         sampling = params(structured_outputs=StructuredOutputsParams(**constraint), max_tokens=40)
@@ -202,7 +221,8 @@ def test_structured_output(adaptive: Any, plain: Any) -> None:
     assert json.loads(text.outputs[0].text)["colour"] in ("red", "green", "blue")
 
 
-def test_bad_words_and_stop_strings(adaptive: Any, plain: Any) -> None:
+def test_bad_words_and_stop_strings(ours: Callable[..., Any], plain: Any) -> None:
+    adaptive = ours()
     chat = [{"role": "user", "content": "Count from one to ten in words."}]
     for sampling in (
         params(bad_words=["two", "three"]),
@@ -218,20 +238,16 @@ def test_bad_words_and_stop_strings(adaptive: Any, plain: Any) -> None:
         )
 
 
-def test_thinking_budget(engine: Callable[..., Any]) -> None:
+def test_thinking_budget(ours: Callable[..., Any], plain: Any) -> None:
     """A budget follows drafts in the order of a text: the whole batch gets chains, and the text of plain decoding."""
-    from vllm.config import ReasoningConfig
-
-    reasoning = {"reasoning_start_str": "Let me think", "reasoning_end_str": "Answer:"}
     chat = [{"role": "user", "content": "How many legs have two cats and a bird?"}]
     params_of = [params(thinking_token_budget=6), params()]
-    texts = []
-    for config in (None, {"method": "adaptivespec"}):
-        llm = engine(config, reasoning_config=ReasoningConfig(**reasoning))
-        tokenizer = llm.get_tokenizer()
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "Let me think"
-        prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-        outputs = llm.generate([prompt, prompt], params_of, use_tqdm=False)
-        texts.append([output.outputs[0].text for output in outputs])
+    tokenizer = plain.get_tokenizer()
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) + "Let me think"
+    prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+    texts = [
+        [output.outputs[0].text for output in llm.generate([prompt, prompt], params_of, use_tqdm=False)]
+        for llm in (plain, ours())
+    ]
     assert "Answer:" in texts[0][0], "the budget did nothing: nothing was tested"
     assert texts[0] == texts[1]

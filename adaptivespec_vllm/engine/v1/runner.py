@@ -18,6 +18,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from adaptivespec_vllm.attention import LayoutError, TreeRows
+from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
@@ -42,8 +43,7 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self.settings = vllm_config.speculative_config.adaptivespec
-        self.policy = make_policy(self.settings)
+        self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
         self.stats = WorkerStats()
@@ -52,10 +52,15 @@ class TreeModelRunner(CPUModelRunner):
         """Rolling state of the policy, by request."""
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
-        self.max_width = self.settings.max_width
         self._attention_steps: list[TreeAttentionStep] = []
         self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self._decided = 0
+
+    def configure(self, settings: AdaptiveSpecConfig) -> None:
+        """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
+        self.settings = settings
+        self.policy = make_policy(settings)
+        self.max_width = settings.max_width
 
     # --- start -------------------------------------------------------------------------------------------------
 

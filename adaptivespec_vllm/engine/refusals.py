@@ -11,8 +11,6 @@ from typing import Any
 
 from adaptivespec_vllm.config import ConfigError
 
-_PLAIN_KV = ("auto", "float16", "bfloat16", "float32")
-
 
 class Unsupported(ConfigError):
     """A setting that cannot be combined with method 'adaptivespec'."""
@@ -56,16 +54,16 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         *_runner(vllm_config),
         *_target(vllm_config.model_config),
         *_attention(vllm_config.model_config.hf_text_config, "the target"),
-        *_head(vllm_config.speculative_config),
+        *_head(vllm_config.speculative_config, vllm_config.model_config.dtype),
         *_kv_cache(vllm_config),
         *_sampling(vllm_config.model_config),
         *_lora(vllm_config.lora_config),
     ]
 
 
-def check_layers(layers: Mapping[str, Any]) -> None:
-    """Raise for attention layers, by name, that the tree attention cannot stand in for."""
-    _raise([reason for name, layer in layers.items() for reason in _layer(name, layer)][:1])
+def check_layers(layers: Mapping[str, Any], dtype: Any) -> None:
+    """Raise for attention layers, by name, that the tree attention cannot stand in for; ``dtype`` is the model's."""
+    _raise([reason for name, layer in layers.items() for reason in _layer(name, layer, dtype)][:1])
 
 
 def _raise(reasons: list[str]) -> None:
@@ -127,19 +125,24 @@ def _attention(text_config: Any, whose: str) -> Iterator[str]:
             yield f"{name}={cap} of {whose}: tree attention does not cap its scores"
 
 
-def _head(speculative: Any) -> Iterator[str]:
+def _plain_kv(cache_dtype: str | None, dtype: Any) -> bool:
+    """Keys and values are kept as the model computes them."""
+    return cache_dtype in (None, "auto", str(dtype).removeprefix("torch."))
+
+
+def _head(speculative: Any, dtype: Any) -> Iterator[str]:
     draft = getattr(speculative, "draft_model_config", None)
     if draft is not None:
         yield from _attention(draft.hf_config, "the head")
-    dtype = getattr(speculative, "kv_cache_dtype", None)
-    if dtype not in (None, *_PLAIN_KV):
-        yield f"kv_cache_dtype={dtype!r} of the head: tree attention reads unquantized KV; allowed: 'auto'"
+    cache_dtype = getattr(speculative, "kv_cache_dtype", None)
+    if not _plain_kv(cache_dtype, dtype):
+        yield f"kv_cache_dtype={cache_dtype!r} of the head: tree attention reads the model's dtype; allowed: 'auto'"
 
 
 def _kv_cache(vllm_config: Any) -> Iterator[str]:
-    dtype = vllm_config.cache_config.cache_dtype
-    if dtype not in _PLAIN_KV:
-        yield f"kv_cache_dtype={dtype!r}: tree attention reads unquantized KV; allowed: 'auto'"
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    if not _plain_kv(cache_dtype, vllm_config.model_config.dtype):
+        yield f"kv_cache_dtype={cache_dtype!r}: tree attention reads the model's dtype; allowed: 'auto'"
     transfer = vllm_config.kv_transfer_config
     if transfer is not None and transfer.kv_connector is not None:
         yield f"kv_connector={transfer.kv_connector!r}: KV of a step is committed after it, not while it runs"
@@ -155,7 +158,7 @@ def _lora(lora: Any) -> Iterator[str]:
         yield "enable_lora=True: adapters beside trees have not been verified"
 
 
-def _layer(name: str, layer: Any) -> Iterator[str]:
+def _layer(name: str, layer: Any, dtype: Any) -> Iterator[str]:
     impl = getattr(layer, "impl", layer)
     if getattr(impl, "alibi_slopes", None) is not None:
         yield f"layer {name} uses ALiBi: tree attention knows no position bias"
@@ -166,6 +169,6 @@ def _layer(name: str, layer: Any) -> Iterator[str]:
         yield f"layer {name} caps its scores: tree attention does not"
     if getattr(impl, "sinks", None) is not None:
         yield f"layer {name} has attention sinks: tree attention has none"
-    dtype = getattr(impl, "kv_cache_dtype", "auto")
-    if dtype not in _PLAIN_KV:
-        yield f"layer {name} has kv_cache_dtype={dtype!r}: tree attention reads unquantized KV"
+    cache_dtype = getattr(impl, "kv_cache_dtype", "auto")
+    if not _plain_kv(cache_dtype, dtype):
+        yield f"layer {name} has kv_cache_dtype={cache_dtype!r}: tree attention reads the model's dtype"

@@ -120,16 +120,21 @@ def test_logprobs(make_llm: Callable[..., Any], tiny_head: Path, mode: str) -> N
                 assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-4)
 
 
-def test_logprobs_of_chosen_tokens(trees: Any, plain: Any) -> None:
-    prompts = random_prompts(2, seed=29)
-    params = greedy(TOKENS, logprob_token_ids=[5, 77, 300])
-    want = plain.generate(prompts, params, use_tqdm=False)
-    got = decode(trees, prompts, truth_of(prompts, tokens_of(want)), params)
-    assert tokens_of(got) == tokens_of(want)
-    for ours, theirs in zip(got, want, strict=True):
-        for a, b in zip(ours.outputs[0].logprobs, theirs.outputs[0].logprobs, strict=True):
-            assert a.keys() == b.keys() and {5, 77, 300} <= a.keys()
-            assert all(a[t].logprob == pytest.approx(b[t].logprob, abs=1e-4) for t in a)
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_logprobs_of_chosen_tokens(make_llm: Callable[..., Any], tiny_head: Path, mode: str) -> None:
+    prompts = random_prompts(3, seed=29)
+    chosen = [5, 77, 300]
+    plain = make_llm(logprobs_mode=mode)
+    ours = make_llm(logprobs_mode=mode, speculative_config=adaptivespec(tiny_head))
+    for sampling in ({}, {"temperature": 0.8, "seed": 7}, {"repetition_penalty": 1.3}):
+        params = greedy(TOKENS, logprob_token_ids=chosen, **sampling)
+        want = plain.generate(prompts, params, use_tqdm=False)
+        got = decode(ours, prompts, truth_of(prompts, tokens_of(want)), params)
+        assert tokens_of(got) == tokens_of(want)
+        for mine, theirs in zip(got, want, strict=True):
+            for a, b in zip(mine.outputs[0].logprobs, theirs.outputs[0].logprobs, strict=True):
+                assert a.keys() == b.keys() and set(chosen) <= a.keys()
+                assert all(a[t].logprob == pytest.approx(b[t].logprob, abs=1e-4) for t in a)
 
 
 @pytest.mark.parametrize("max_depth", [1, 2, 4])

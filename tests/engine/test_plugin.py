@@ -316,6 +316,7 @@ FAULTS = [
     ({"max_model_len": 0}, ["max_model_len", "got 0"]),
     ({"kv_cache_dtype": "int7"}, ["kv_cache_dtype", "int7"]),
     ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype", "head"]),
+    ({"kv_cache_dtype": "float16"}, ["kv_cache_dtype", "head"]),
     ({"model": "/no/such/head"}, ["model", "/no/such/head", "no such directory"]),
     ({"model": None}, ["model: missing"]),
 ]
@@ -343,6 +344,7 @@ REFUSED = [
     ({"pipeline_parallel_size": 2}, ["pipeline_parallel_size=2"]),
     ({"data_parallel_size": 2}, ["data_parallel_size=2"]),
     ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype='fp8"]),
+    ({"kv_cache_dtype": "float16"}, ["kv_cache_dtype='float16"]),
     ({"async_scheduling": True}, ["async_scheduling"]),
     ({"logits_processors": ["a.b:C"]}, ["logits_processors"]),
     ({"worker_cls": "my.Worker"}, ["worker_cls", "my.Worker"]),
@@ -416,14 +418,15 @@ class TestLayers:
             ("logits_soft_cap", 30.0),
             ("sinks", object()),
             ("kv_cache_dtype", "fp8"),
+            ("kv_cache_dtype", "bfloat16"),
         ],
     )
     def test_each_feature_is_refused_with_its_layer(self, name, value):
         plain, odd = (argparse.Namespace(impl=self.Impl()) for _ in range(2))
-        refusals.check_layers({"layers.0": plain})
+        refusals.check_layers({"layers.0": plain}, "torch.float32")
         setattr(odd.impl, name, value)
         with pytest.raises(refusals.Unsupported, match=r"layers\.1"):
-            refusals.check_layers({"layers.0": plain, "layers.1": odd})
+            refusals.check_layers({"layers.0": plain, "layers.1": odd}, "torch.float32")
 
 
 class TestVersions:

@@ -67,7 +67,7 @@ class TreeModelRunner(CPUModelRunner):
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load target and head, and teach their attention trees."""
         super().load_model(load_dummy_weights)
-        refusals.check_layers(self.attention_layers())
+        refusals.check_layers(self.attention_layers(), self.model_config.dtype)
         for layer in self.attention_layers().values():
             layer.impl = TreeCPUAttentionImpl.adopt(layer.impl)
 

@@ -134,7 +134,8 @@ class _Draw:
     def __init__(self, owner: TreeRejectionSampler, metadata: SamplingMetadata, keep_distribution: bool) -> None:
         self._sampler = owner.sampler
         self._metadata = metadata
-        self._keep_processed = owner.is_processed_logprobs_mode and metadata.max_num_logprobs is not None
+        asked = metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
+        self._keep_processed = owner.is_processed_logprobs_mode and asked
         self._keep_distribution = keep_distribution
         self.processed: list[torch.Tensor] = []
 

@@ -150,15 +150,16 @@ def _notes(arms: list[Arm], rows: list[Figures], tokens: int) -> Iterator[str]:
     """What a reader of the table has to know."""
     yield (
         f"{len(PROMPTS)} prompts, at most {tokens} tokens each, batch 1, greedy, float32. tokens/s: without prefill. "
-        "accepted length: tokens a step, the model's own included."
+        "accepted length: tokens a step, the model's own included; depth, width, nodes: levels, widest level and "
+        "tokens of the draft tree of a step."
     )
-    others = [row.arm for row in rows if row.arm != "plain"]
+    others = [row.title for row in rows if row.arm != "plain"]
     if others and len(others) < len(rows):
         yield f"vs plain by kind of text ({', '.join(others)}): {by_kind(rows)}"
     if any(not arm.lossless for arm in arms):
         yield (
             f"margin: a drafted token that the model finds at least {KAPPA} times as likely as its own choice may "
-            "pass, so the text may differ; such tokens are the promotions."
+            "pass (a promotion), so another text than plain decoding's is expected."
         )
     if (load := runtime.busy()) is not None:
         yield f"other programs were busy meanwhile (load average {load:.1f}): speeds and ratios are uncertain."

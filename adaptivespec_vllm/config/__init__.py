@@ -8,7 +8,7 @@ What is wrong with it is one :class:`ConfigError` that names the key (``tree.hig
 allowed. A preset gives the values that are not written out; whatever is written out wins over the preset.
 """
 
-from adaptivespec_vllm.config.explain import describe, key_error, markdown_table
+from adaptivespec_vllm.config.explain import describe, key_error, markdown_table, reason, shortened, shown
 from adaptivespec_vllm.config.reading import Loaded, is_json_text, load, read, resolve
 from adaptivespec_vllm.config.schema import (
     MAX_EXPANDED_NODES,
@@ -39,5 +39,8 @@ __all__ = [
     "load",
     "markdown_table",
     "read",
+    "reason",
     "resolve",
+    "shortened",
+    "shown",
 ]

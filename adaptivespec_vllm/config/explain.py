@@ -13,12 +13,48 @@ from pydantic.fields import FieldInfo
 
 from adaptivespec_vllm.config.schema import AdaptiveSpecConfig, ConfigError, ShapeConfig
 
+MAX_SHOWN = 60
+"""Characters of a key or a value that a message repeats."""
+
 
 def key_error(key: str, allowed: Collection[str], path: str = "") -> ConfigError:
     """The error of a key that does not exist, with the nearest one that does."""
-    near = difflib.get_close_matches(key, allowed, n=1)
+    near = difflib.get_close_matches(key, allowed, n=1) if len(key) <= MAX_SHOWN else []
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"{path}{key}: unknown key; {hint}allowed: {', '.join(sorted(allowed))}")
+    return ConfigError(f"{path}{shown_key(key)}: unknown key; {hint}allowed: {', '.join(sorted(allowed))}")
+
+
+def shown_key(key: str) -> str:
+    """A key as a message repeats it: readable when it is empty, on one line, not too long."""
+    return shortened(key if key and key.isprintable() else json.dumps(key))
+
+
+def shortened(text: str, limit: int = MAX_SHOWN) -> str:
+    """``text``, or its beginning where it is longer than ``limit``; what cannot be printed is escaped."""
+    if len(text) > limit:
+        text = f"{text[: MAX_SHOWN - 3]}..."
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def reason(error: BaseException) -> str:
+    """Why something of another package failed: a line without a traceback."""
+    if isinstance(error, ValidationError):
+        return shortened_reason("; ".join(_own_words(fault) for fault in error.errors(include_url=False)))
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    text = " ".join(line for line in lines if line and not line.startswith("Traceback"))
+    return shortened_reason(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def shortened_reason(text: str, limit: int = 300) -> str:
+    """A foreign message on one line, cut at ``limit``."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _own_words(fault: Any) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{where}: {message}" if where else message
 
 
 def explain(error: ValidationError) -> str:
@@ -39,11 +75,13 @@ def explain(error: ValidationError) -> str:
 
 
 def shown(value: Any) -> str:
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """A value as a message repeats it."""
+    for write in (json.dumps, repr):
+        try:
+            return shortened(write(value))
+        except (TypeError, ValueError, RecursionError):  # no JSON, an integer of thousands of digits, a deep list
+            continue
+    return f"a value of type {type(value).__name__}"
 
 
 def _section_at(parents: list[str]) -> type[BaseModel]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from adaptivespec_vllm.config import (
     AdaptiveSpecConfig,
@@ -17,6 +19,7 @@ from adaptivespec_vllm.config import (
     load,
     markdown_table,
     read,
+    reason,
     resolve,
 )
 
@@ -161,6 +164,11 @@ class TestSources:
             ('{"num-speculative-tokens": 1, "num_speculative_tokens": 2}', ["num_speculative_tokens", "given twice"]),
             ('{"margin": {"kappa": NaN}}', ["NaN"]),
             ("[" * 100_000, ["nested too deeply"]),
+            ('{"a": ' * 100_000, ["nested too deeply"]),
+            ('{"signal": {"alpha": 0.1, "alpha": 0.2}}', ["signal.alpha: given twice"]),
+            ('{"tree": {"low": {"nodes": 1, "nodes": 2}}}', ["tree.low.nodes: given twice"]),
+            ('{"signal": {"alpha": 1, "alpha": 2}, "signal": {}}', ["signal: given twice"]),
+            ('{"num_speculative_tokens": ' + "9" * 5000 + "}", ["too many digits"]),
         ],
     )
     def test_broken_text(self, tmp_path, text, parts):
@@ -182,6 +190,34 @@ class TestSources:
         (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match="not UTF-8"):
             load(tmp_path / "binary.json")
+
+    def test_many_keys_are_read_in_linear_time(self):
+        many = json.dumps({f"key{number}": number for number in range(60_000)})
+        start = time.perf_counter()
+        assert len(read(many)) == 60_000
+        assert time.perf_counter() - start < 5
+
+    @pytest.mark.parametrize(
+        ("path", "part"), [("x" * 5000, "too long"), ("a\0b.json", "not a path"), ("", "the path")]
+    )
+    def test_a_path_that_cannot_be_one(self, path, part):
+        for look in (read, load):
+            with pytest.raises(ConfigError, match=part) as error:
+                look(path)
+            assert len(str(error.value)) < 200
+            assert "\0" not in str(error.value)
+
+    def test_the_home_directory(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "a.json").write_text(json.dumps(MINIMAL | {"model": "~/head"}))
+        assert load("~/a.json").config.model == load(Path("~/a.json")).config.model == str(tmp_path / "head")
+
+    def test_a_mapping_nested_too_deeply(self):
+        deep: dict = {}
+        for _ in range(5000):
+            deep = {"tree": deep}
+        with pytest.raises(ConfigError, match="nested too deeply"):
+            load(MINIMAL | deep)
 
     def test_a_fault_in_a_file_names_the_file(self, tmp_path):
         file = tmp_path / "a.json"
@@ -239,6 +275,9 @@ FAULTS = [
     ({"model": None}, ["model: missing"]),
     ({"num_spec_tokens": 4}, ["num_spec_tokens", "unknown key", "'num_speculative_tokens'"]),
     ({"revison": "x"}, ["revison", "'revision'"]),
+    ({"": 1}, ['"": unknown key']),
+    ({"a\nb": 1}, [r'"a\nb": unknown key']),
+    ({"signal": {"": 1}}, ['signal."": unknown key']),
 ]
 
 
@@ -251,6 +290,39 @@ def test_every_fault_is_one_line_with_the_key_what_was_given_and_what_is_allowed
     assert [part for part in parts if part not in message] == []
     if "unknown key" not in message and "missing" not in message:
         assert "allowed" in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k" * 5000: 1},
+        {"tree": {"k" * 5000: 1}},
+        {"preset": "v" * 5000},
+        {"num_speculative_tokens": 10**5000},
+        {"signal": {"alpha": 10**5000}},
+    ],
+    ids=["key", "nested key", "value", "integer", "number"],
+)
+def test_what_is_repeated_is_shortened(options):
+    with pytest.raises(ConfigError) as error:
+        load(MINIMAL | options)
+    assert len(str(error.value)) < 400
+
+
+def test_reasons_of_other_packages_are_short_and_complete():
+    class Model(BaseModel):
+        a: int
+        b: int
+
+    with pytest.raises(ValidationError) as both:
+        Model.model_validate({"a": "x"})
+    assert "a: Input should be a valid integer" in reason(both.value)
+    assert "b: Field required" in reason(both.value)
+    assert reason(ValueError("Class failed:\n    ValueError: 64 is not 3\n")) == (
+        "ValueError: Class failed: ValueError: 64 is not 3"
+    )
+    assert reason(KeyError()) == "KeyError"
+    assert len(reason(ValueError("x" * 9999))) == 300
 
 
 def test_method_and_model_are_required():

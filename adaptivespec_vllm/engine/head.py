@@ -1,6 +1,6 @@
 """What an EAGLE-3 head directory holds, and whether it fits a target.
 
-Only ``config.json``, the headers of the safetensors files and the small vocabulary map are read; no model is built.
+Only ``config.json``, the headers of the safetensors files and the small tensors are read; no model is built.
 Both layouts are known: the EAGLE repository's (one flat config) and that of speculators (``speculators_config`` with
 the layer's own config inside).
 
@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from adaptivespec_vllm.config import ConfigError
-from adaptivespec_vllm.engine import seams
+from adaptivespec_vllm.config import ConfigError, shortened
+from adaptivespec_vllm.engine import head_weights, seams
+from adaptivespec_vllm.engine.head_weights import MAP_NAMES, Tensors
 
-_MAP_NAMES = ("d2t", "draft_id_to_target_id")
 _DEFAULT_AUX_LAYERS = 3
+_MAX_HUB_ID = 96
+_MIN_WINDOW = 2
 
 
 class HeadError(ConfigError):
@@ -55,7 +58,7 @@ class TargetFacts:
             config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
             text = config.get("text_config", config)
             return TargetFacts(text["vocab_size"], text["hidden_size"], text["num_hidden_layers"])
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             return None
 
 
@@ -100,26 +103,6 @@ class HeadFacts:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """Shapes of all tensors, and the file of each."""
-
-    shapes: dict[str, tuple[int, ...]]
-    files: dict[str, Path]
-
-    def find(self, *endings: str) -> str | None:
-        """Name of the first tensor that is, or ends with a part that is, one of ``endings``."""
-        for ending in endings:
-            for name in self.shapes:
-                if name == ending or name.endswith(f".{ending}"):
-                    return name
-        return None
-
-    def load(self, name: str) -> np.ndarray[Any, Any]:
-        with safe_open(self.files[name], framework="numpy") as file:
-            return np.asarray(file.get_tensor(name))
-
-
 def install_loading() -> None:
     """Let vLLM load a head whose map is ``unused``; called by our worker, so only where our method was asked for."""
     for seam in seams.HEAD_LOADING:
@@ -129,7 +112,7 @@ def install_loading() -> None:
 def _without_unused_map(original: Callable[..., Any], model: Any, weights: Iterable[tuple[str, Any]]) -> Any:
     """vLLM's class has no place for a map where both vocabularies are the same, and would fail on one."""
     if getattr(model, "draft_id_to_target_id", None) is None:
-        weights = ((name, weight) for name, weight in weights if name.rpartition(".")[2] not in _MAP_NAMES)
+        weights = ((name, weight) for name, weight in weights if name.rpartition(".")[2] not in MAP_NAMES)
     return original(model, weights)
 
 
@@ -142,14 +125,28 @@ def check(model: str, target: TargetFacts | None = None) -> HeadFacts | None:
         HeadError: names the field that is wrong and what it should be.
 
     """
-    if not Path(model).is_dir():
-        if model.startswith(("/", "./", "../", "~")):
-            raise HeadError(f"model: {model}: no such directory")
+    if not _is_directory(model):
+        if not may_be_hub_id(model):
+            raise HeadError(f"model: {shortened(model, 240)}: no such directory")
         return None
     facts = inspect(model)
     if target is not None:
         _check_fit(facts, target)
     return facts
+
+
+def may_be_hub_id(model: str) -> bool:
+    """Whether a name that is no directory can still be a model's: an id of a hub, or an address."""
+    if re.match(r"\w+://", model):
+        return True
+    return len(model) <= _MAX_HUB_ID and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model) is not None
+
+
+def _is_directory(model: str) -> bool:
+    try:
+        return Path(model).is_dir()
+    except (OSError, ValueError):  # a name that is too long
+        return False
 
 
 def inspect(path: str | Path) -> HeadFacts:
@@ -160,8 +157,11 @@ def inspect(path: str | Path) -> HeadFacts:
     layer = _layer_config(path, config, layout)
     tensors = _read_tensors(path)
     facts = _facts(path, config, layer, layout, tensors)
+    _check_architecture(path, config, facts)
+    _check_window(path, facts)
     _check_layer(path, facts, tensors)
     _check_map(path, facts, tensors)
+    _check_weights(path, config, layer, facts, tensors)
     return facts
 
 
@@ -175,7 +175,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise HeadError(
             f"model: {file}: invalid JSON at line {error.lineno} column {error.colno}: {error.msg}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise HeadError(f"model: {file}: nested too deeply") from None
+    except (OSError, ValueError) as error:  # not UTF-8, or a number of thousands of digits
         raise HeadError(f"model: {file}: cannot be read ({error})") from None
     if not isinstance(config, dict):
         raise HeadError(f"model: {file}: not a JSON object")
@@ -195,23 +197,18 @@ def _layer_config(path: Path, config: dict[str, Any], layout: str) -> Mapping[st
     return layer
 
 
-def _read_tensors(path: Path) -> _Tensors:
+def _read_tensors(path: Path) -> Tensors:
     files = sorted(path.glob("*.safetensors"))
     if not files:
         others = sorted(entry.name for pattern in ("*.bin", "*.pt", "*.pth") for entry in path.glob(pattern))
         found = f"only {', '.join(others)}" if others else "no weights"
         raise HeadError(f"model: {path}: holds {found}; needed: *.safetensors (convert it once)")
-    shapes: dict[str, tuple[int, ...]] = {}
-    origin: dict[str, Path] = {}
     for file in files:
         try:
-            with safe_open(file, framework="numpy") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a mapping
-                    shapes[name] = tuple(opened.get_slice(name).get_shape())
-                    origin[name] = file
+            Tensors.read([file])
         except (SafetensorError, OSError) as error:
             raise HeadError(f"model: {file}: not a readable safetensors file ({error})") from None
-    return _Tensors(shapes, origin)
+    return Tensors.read(files)
 
 
 def _facts(
@@ -219,7 +216,7 @@ def _facts(
     config: Mapping[str, Any],
     layer: Mapping[str, Any],
     layout: Literal["eagle", "speculators"],
-    tensors: _Tensors,
+    tensors: Tensors,
 ) -> HeadFacts:
     hidden = _integer(path, layer, "hidden_size")
     vocab = _integer(path, layer, "vocab_size")
@@ -248,10 +245,10 @@ def _facts(
     )
 
 
-def _map_use(draft_vocab: int, vocab: int, tensors: _Tensors) -> Literal["present", "none", "unused"]:
+def _map_use(draft_vocab: int, vocab: int, tensors: Tensors) -> Literal["present", "none", "unused"]:
     if draft_vocab != vocab:
         return "present"
-    return "none" if tensors.find(*_MAP_NAMES) is None else "unused"
+    return "none" if tensors.find(*MAP_NAMES) is None else "unused"
 
 
 def _architecture(path: Path, config: Mapping[str, Any], layer: Mapping[str, Any], layout: str) -> str:
@@ -289,7 +286,7 @@ def _integer(path: Path, config: Mapping[str, Any], key: str, default: int | Non
     return value
 
 
-def _check_layer(path: Path, facts: HeadFacts, tensors: _Tensors) -> None:
+def _check_layer(path: Path, facts: HeadFacts, tensors: Tensors) -> None:
     """The tensors are those of an EAGLE-3 head and have the sizes that the config says."""
     fc = tensors.find("fc.weight")
     if facts.aux_count and fc is None:
@@ -301,7 +298,8 @@ def _check_layer(path: Path, facts: HeadFacts, tensors: _Tensors) -> None:
                 f"model: {path}: {fc} has shape {tensors.shapes[fc]}; {expected} follows from hidden_size "
                 f"{facts.hidden_size} and {facts.aux_count} auxiliary layers of {facts.target_hidden_size}"
             )
-    query = tensors.find("self_attn.q_proj.weight", "self_attn.qkv_proj.weight")
+    projections = ("self_attn.q_proj.weight", "self_attn.qkv_proj.weight")
+    query = tensors.find(*(f"{layer}.{name}" for layer in ("midlayer", "layers.0") for name in projections))
     if query is not None and tensors.shapes[query][-1] != 2 * facts.hidden_size:
         raise HeadError(
             f"model: {path}: {query} reads {tensors.shapes[query][-1]} values; an EAGLE-3 layer reads "
@@ -321,9 +319,94 @@ def _check_layer(path: Path, facts: HeadFacts, tensors: _Tensors) -> None:
         )
 
 
-def _check_map(path: Path, facts: HeadFacts, tensors: _Tensors) -> None:
+def _check_architecture(path: Path, config: Mapping[str, Any], facts: HeadFacts) -> None:
+    """vLLM has a class for it; left to vLLM where that cannot be asked."""
+    try:
+        known = seams.SUPPORTED_MODELS.resolve()()
+    except Exception:  # importing vLLM can fail in any way
+        return
+    names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    if facts.layout == "eagle" and not any(head_weights.vllm_name(name) in known for name in names):
+        raise HeadError(
+            f"model: {path}: architectures is {shortened(names[0])!r}; allowed: an EAGLE-3 head that vLLM knows, "
+            "as 'LlamaForCausalLMEagle3' or 'Eagle3Qwen3ForCausalLM'"
+        )
+
+
+def _check_window(path: Path, facts: HeadFacts) -> None:
+    if facts.window is not None and facts.window < _MIN_WINDOW:
+        raise HeadError(
+            f"model: {path}: max_position_embeddings is {facts.window}, so nothing would be drafted; "
+            f"allowed: an integer of at least {_MIN_WINDOW}"
+        )
+
+
+def _check_weights(
+    path: Path, config: Mapping[str, Any], layer: Mapping[str, Any], facts: HeadFacts, tensors: Tensors
+) -> None:
+    """Every tensor of the layers is there, of the shape that the config says, and holds numbers."""
+    kind = _kind(facts, layer)
+    if kind is None:
+        return
+    layout = _layout(path, config, layer, facts, qwen3=kind == "qwen3")
+    if head_weights.is_quantized(config, layer):
+        return
+    for fault in head_weights.faults(layout, tensors):
+        raise HeadError(f"model: {path}: {fault}")
+
+
+def _kind(facts: HeadFacts, layer: Mapping[str, Any]) -> str | None:
+    if facts.layout == "speculators":
+        kind = layer.get("model_type", "llama")
+        return kind if kind in ("llama", "qwen3") else None
+    return head_weights.kind_of(facts.architecture)
+
+
+def _layout(
+    path: Path, config: Mapping[str, Any], layer: Mapping[str, Any], facts: HeadFacts, *, qwen3: bool
+) -> head_weights.Layout:
+    heads = _integer(path, layer, "num_attention_heads")
+    kv_heads = _integer(path, layer, "num_key_value_heads", None if qwen3 else heads)
+    stated = layer.get("head_dim")
+    of_class = layer.get("model_type") if facts.layout == "eagle" else None
+    if stated is None and of_class == "qwen3":
+        stated = 128  # the default of its configuration class
+    if (stated is None or of_class == "llama") and facts.hidden_size % heads:
+        raise HeadError(
+            f"model: {path}: num_attention_heads is {heads}; hidden_size {facts.hidden_size} is not a multiple of it"
+        )
+    if heads % kv_heads:
+        raise HeadError(
+            f"model: {path}: num_key_value_heads is {kv_heads}; num_attention_heads {heads} is not a multiple of it"
+        )
+    if layer.get("num_hidden_layers") is None:
+        _integer(path, layer, "num_hidden_layers")
+    eagle = layer.get("eagle_config")
+    eagle = eagle if isinstance(eagle, Mapping) else {}
+    bias = bool(layer.get("attention_bias"))
+    return head_weights.Layout(
+        qwen3=qwen3,
+        hidden=facts.hidden_size,
+        layers=facts.layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_integer(path, {"head_dim": stated}, "head_dim", facts.hidden_size // heads),
+        intermediate=_integer(path, layer, "intermediate_size"),
+        vocab=facts.vocab_size,
+        draft_vocab=facts.draft_vocab_size,
+        fc_input=facts.target_hidden_size * (facts.aux_count or _DEFAULT_AUX_LAYERS),
+        aux=facts.aux_count,
+        norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
+        fc_norm=bool(config.get("fc_norm")),
+        attention_bias=bias,
+        o_proj_bias=not qwen3 and (bias or bool(layer.get("bias"))),
+        mlp_bias=not qwen3 and bool(layer.get("mlp_bias")),
+    )
+
+
+def _check_map(path: Path, facts: HeadFacts, tensors: Tensors) -> None:
     """``draft id + d2t[draft id]`` is a different id of the target's vocabulary for every draft id."""
-    name = tensors.find(*_MAP_NAMES)
+    name = tensors.find(*MAP_NAMES)
     draft, vocab = facts.draft_vocab_size, facts.vocab_size
     if draft > vocab:
         raise HeadError(f"model: {path}: draft_vocab_size is {draft}; allowed: at most vocab_size {vocab}")
@@ -334,12 +417,12 @@ def _check_map(path: Path, facts: HeadFacts, tensors: _Tensors) -> None:
                 "needs this map from draft to target ids"
             )
         return
-    offsets = tensors.load(name)
-    if offsets.shape != (draft,) or offsets.dtype.kind not in "iu":
+    if tensors.shapes[name] != (draft,) or not tensors.is_integer(name):
         raise HeadError(
-            f"model: {path}: {name} has shape {offsets.shape} of {offsets.dtype}; allowed: {draft} integers "
-            "(draft_vocab_size)"
+            f"model: {path}: {name} has shape {tensors.shapes[name]} of {tensors.dtype(name)}; allowed: {draft} "
+            "integers (draft_vocab_size)"
         )
+    offsets = tensors.load(name)
     if not offsets.any():
         if draft != vocab:
             raise HeadError(

@@ -98,6 +98,16 @@ V2_UNSUPPORTED = Seam(
     "front",
 )
 
+SUPPORTED_MODELS = Seam(
+    "vllm.model_executor.models:ModelRegistry.get_supported_archs", "whether vLLM has a class for a head", "front"
+)
+ATTENTION_BACKENDS = Seam(
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum", "names that attention_backend may have", "front"
+)
+QUANTIZATIONS = Seam(
+    "vllm.model_executor.layers.quantization:QUANTIZATION_METHODS", "names that quantization may have", "front"
+)
+
 HEAD_LOADING = tuple(
     Seam(f"vllm.model_executor.models.{name}.load_weights", "a vocabulary map that is not needed is skipped")
     for name in ("llama_eagle3:Eagle3LlamaForCausalLM", "qwen3_eagle3:Eagle3Qwen3ForCausalLM")
@@ -105,6 +115,9 @@ HEAD_LOADING = tuple(
 
 SEAMS: list[Seam] = [
     *HEAD_LOADING,
+    SUPPORTED_MODELS,
+    ATTENTION_BACKENDS,
+    QUANTIZATIONS,
     ADD_CLI_ARGS,
     CREATE_ENGINE_CONFIG,
     CREATE_SPECULATIVE_CONFIG,

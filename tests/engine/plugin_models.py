@@ -10,6 +10,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 HIDDEN, LAYERS, VOCAB, DRAFT_VOCAB = 64, 4, 512, 128
+INTERMEDIATE, QUERY, KEY = 128, 64, 32
+"""Width of the MLP, of all queries (4 heads of 16) and of all keys (2 heads of 16)."""
 
 
 def write_target(path: Path, **changes: Any) -> str:
@@ -57,13 +59,31 @@ def write_head(path: Path, tensors: dict[str, np.ndarray | None] | None = None, 
 
 def head_tensors() -> dict[str, np.ndarray]:
     """Tensors of the head, all zeros but for the vocabulary map (every fourth target id)."""
-    return {
-        "fc.weight": np.zeros((HIDDEN, 3 * HIDDEN), np.float32),
-        "midlayer.self_attn.q_proj.weight": np.zeros((64, 2 * HIDDEN), np.float32),
-        "lm_head.weight": np.zeros((DRAFT_VOCAB, HIDDEN), np.float32),
-        "d2t": 3 * np.arange(DRAFT_VOCAB, dtype=np.int64),
-        "t2d": np.arange(VOCAB) % 4 == 0,
+    tensors = {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
+        "norm.weight": (HIDDEN,),
     }
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    maps = {"d2t": 3 * np.arange(DRAFT_VOCAB, dtype=np.int64), "t2d": np.arange(VOCAB) % 4 == 0}
+    return zeros | layer_tensors() | maps
+
+
+def layer_tensors(prefix: str = "midlayer.", hidden: int = HIDDEN, *, first: bool = True) -> dict[str, np.ndarray]:
+    """Tensors of one decoder layer; the first one reads the token's embedding beside the hidden state."""
+    read = 2 * hidden if first else hidden
+    shapes = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (QUERY, read),
+        "self_attn.k_proj.weight": (KEY, read),
+        "self_attn.v_proj.weight": (KEY, read),
+        "self_attn.o_proj.weight": (hidden, QUERY),
+        "mlp.gate_proj.weight": (INTERMEDIATE, hidden),
+        "mlp.up_proj.weight": (INTERMEDIATE, hidden),
+        "mlp.down_proj.weight": (hidden, INTERMEDIATE),
+    } | ({"hidden_norm.weight": (hidden,)} if first else {})
+    return {f"{prefix}{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
 
 def _write_config(path: Path, config: dict[str, Any]) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from adaptivespec_vllm.config import METHOD, ConfigError, is_json_text, read
+from adaptivespec_vllm.config import METHOD, ConfigError, is_json_text, read, shortened, shown
 from adaptivespec_vllm.engine import seams
 
 _ALIASES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 _REQUEST = "_adaptivespec_request"
+
+
+class _Request(dict[str, Any]):
+    """What was asked for, on its way through vLLM; the key that it has is ours only with this type."""
 
 
 def add_cli_args(original: Callable[..., Any], parser: Any) -> Any:
@@ -27,8 +31,7 @@ def add_cli_args(original: Callable[..., Any], parser: Any) -> Any:
 
 def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: Any, **kwargs: Any) -> Any:
     """A path or JSON text becomes a dict; our refusals come before workers start."""
-    if isinstance(engine_args.speculative_config, (str, Path)):
-        engine_args.speculative_config = read(engine_args.speculative_config)
+    engine_args.speculative_config = _as_mapping(engine_args.speculative_config)
     request = requested(engine_args)
     if request is None:
         return original(engine_args, *args, **kwargs)
@@ -36,7 +39,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     from adaptivespec_vllm.engine import refusals
 
     refusals.check_engine_args(engine_args)
-    engine_args.speculative_config = {**(engine_args.speculative_config or {}), _REQUEST: request}
+    engine_args.speculative_config = {**(engine_args.speculative_config or {}), _REQUEST: _Request(request)}
     try:
         vllm_config = original(engine_args, *args, **kwargs)
     finally:
@@ -69,10 +72,8 @@ def v2_unsupported_features(original: Callable[..., Any], vllm_config: Any) -> A
 def requested(engine_args: Any) -> dict[str, Any] | None:
     """The speculative configuration when it asks for our method, flags of vLLM folded in; otherwise None."""
     options = engine_args.speculative_config
-    if options is not None and not isinstance(options, dict):
-        return None
     options = dict(options or {})
-    if _REQUEST in options:
+    if isinstance(options.get(_REQUEST), _Request):
         # vLLM replaces method and model when the model it was given is itself a speculators checkpoint
         return {**options[_REQUEST], "model": options.get("model", options[_REQUEST].get("model"))}
     flags = {key: getattr(engine_args, flag, None) for flag, key in _ALIASES.items()}
@@ -82,6 +83,19 @@ def requested(engine_args: Any) -> dict[str, Any] | None:
         if flags[key] is not None and key in options:
             raise ConfigError(f"{key}: given in speculative_config and by --{flag.replace('_', '-')}; allowed: one")
     return options | {key: value for key, value in flags.items() if value is not None}
+
+
+def _as_mapping(options: Any) -> Any:
+    """A path or JSON text read; whatever else cannot hold a method is one error instead of a raw one of vLLM's."""
+    if isinstance(options, (str, Path)) and str(options).strip():
+        return read(options)
+    if options is None or isinstance(options, dict):
+        return options
+    if isinstance(options, Mapping):
+        return dict(options)
+    raise ConfigError(
+        f"speculative_config: got {shown(options)}; allowed: an object (dict), its JSON text, or the path of a file"
+    )
 
 
 def _taking_paths(parse_json: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -108,7 +122,7 @@ def _check_keys(options: dict[str, Any], text: str) -> None:
     try:
         spec_config.parse({"model": "given by a flag of its own"} | options)
     except ConfigError as error:
-        raise ConfigError(f"{text}: {error}" if _is_path(text) else str(error)) from None
+        raise ConfigError(f"{shortened(text, 240)}: {error}" if _is_path(text) else str(error)) from None
 
 
 def _explain(text: str) -> None:
@@ -122,4 +136,9 @@ def _explain(text: str) -> None:
 def _is_path(text: str) -> bool:
     if not text.strip() or is_json_text(text):
         return False
-    return text.endswith(".json") or "/" in text or Path(text).is_file()
+    if text.endswith(".json") or "/" in text:
+        return True
+    try:
+        return Path(text).is_file()
+    except OSError:  # too long for a path
+        return False

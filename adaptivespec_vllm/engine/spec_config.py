@@ -7,9 +7,10 @@ settings travel with it to every process.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args
 
 from pydantic import Field, SkipValidation, TypeAdapter, ValidationError
 from vllm.config.speculative import SpeculativeConfig
@@ -17,8 +18,8 @@ from vllm.config.utils import config as vllm_config_class
 from vllm.config.utils import is_init_field
 from vllm.platforms import current_platform
 
-from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load
-from adaptivespec_vllm.engine import head
+from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load, reason, shortened, shown
+from adaptivespec_vllm.engine import head, seams
 
 WORKERS = {"cpu": "adaptivespec_vllm.engine.v1.worker.AdaptiveSpecCPUWorker"}
 """Worker class of each supported platform."""
@@ -42,6 +43,8 @@ _REFUSED_PREFIXES = {
     "suffix_decoding_": "it belongs to method 'suffix'",
     "synthetic_": "it belongs to rejection_sample_method 'synthetic'",
 }
+_PLAIN_KV = ("auto", "float16", "bfloat16", "float32")
+_MIN_MODEL_LEN = 2
 _FORCED = {"disable_padded_drafter_batch": (True, "requests draft different numbers of tokens")}
 
 
@@ -111,26 +114,104 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
             target_parallel_config=target_parallel,
             adaptivespec=settings,
         )
-    except ValidationError as error:
-        raise ConfigError(f"speculative_config: {_first_line(error)}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # vLLM and its libraries raise anything for a head that they cannot read
+        name = shortened(str(settings.model), 240)
+        raise ConfigError(f"speculative_config with model {name!r}: {reason(error)}") from error
     target_parallel.worker_cls = worker
     return config
 
 
 def _check_foreign(key: str, value: Any) -> None:
     field = SpeculativeConfig.__pydantic_fields__[key]  # type: ignore[attr-defined]
-    reason = _why_refused(key)
-    if reason is not None and value != field.get_default():
-        raise ConfigError(f"{key}: got {value!r}; not allowed with method 'adaptivespec': {reason}")
+    why = _why_refused(key)
+    if why is not None and value != field.get_default():
+        raise ConfigError(f"{key}: got {_got(value)}; not allowed with method 'adaptivespec': {why}")
     if key in _FORCED and value != _FORCED[key][0]:
-        wanted, reason = _FORCED[key]
-        raise ConfigError(f"{key}: got {value!r}; allowed: {wanted!r}, because {reason}")
-    if key == "attention_backend" or value is None:
-        return  # vLLM turns its name into a member of its enumeration
+        wanted, why = _FORCED[key]
+        raise ConfigError(f"{key}: got {_got(value)}; allowed: {wanted!r}, because {why}")
+    if value is None:
+        return
+    if key == "attention_backend":  # vLLM turns its name into a member of its enumeration
+        _check_attention_backend(value)
+        return
+    kinds = set(get_args(field.annotation) or (field.annotation,))
+    if bool in kinds and type(value) is not bool:
+        null = " or null" if NoneType in kinds else ""
+        raise ConfigError(f"{key}: got {_got(value)}; allowed: true or false{null}")
     try:
-        TypeAdapter(Annotated[field.annotation, Field(), *field.metadata]).validate_python(value)
+        # numbers and names are taken as they are, objects from what they are written as
+        strict = kinds <= {int, str, NoneType}
+        TypeAdapter(Annotated[field.annotation, Field(), *field.metadata]).validate_python(value, strict=strict)
     except ValidationError as error:
-        raise ConfigError(f"{key}: got {value!r}; {_first_line(error)}") from None
+        raise ConfigError(f"{key}: got {_got(value)}; {_first_line(error)}") from None
+    if key in _CHECKS:
+        _CHECKS[key](value)
+
+
+def _got(value: Any) -> str:
+    try:
+        return shortened(repr(value))
+    except (ValueError, RecursionError):
+        return shown(value)
+
+
+def _check_attention_backend(value: Any) -> None:
+    """By vLLM's own names; a CPU has one backend, and takes no notice of the key."""
+    backends: Any = seams.ATTENTION_BACKENDS.resolve()
+    name = value.name if isinstance(value, backends) else value
+    known = [backend.name for backend in backends]
+    if isinstance(name, str) and name.lower() == "auto":
+        return
+    if not isinstance(name, str) or name.upper() not in known:
+        raise ConfigError(f"attention_backend: got {_got(value)}; allowed: {', '.join(sorted(known))} or null")
+    if current_platform.is_cpu() and name.upper() != "CPU_ATTN":
+        raise ConfigError(
+            f"attention_backend: got {_got(name)}; it has no effect on a CPU; allowed there: 'CPU_ATTN' or null"
+        )
+
+
+def _check_kv_cache_dtype(value: Any) -> None:
+    if value not in _PLAIN_KV:
+        raise ConfigError(
+            f"kv_cache_dtype: got {_got(value)}; tree attention reads KV of the head as the model computes it; "
+            "allowed: 'auto'"
+        )
+
+
+def _check_quantization(value: Any) -> None:
+    known = [*seams.QUANTIZATIONS.resolve()]
+    if value not in known:
+        raise ConfigError(f"quantization: got {_got(value)}; allowed: {', '.join(sorted(known))} or null")
+    try:
+        current_platform.verify_quantization(value)
+    except ValueError as error:
+        raise ConfigError(f"quantization: got {_got(value)}; {error}") from None
+
+
+def _check_max_model_len(value: int) -> None:
+    if value < _MIN_MODEL_LEN:
+        raise ConfigError(
+            f"max_model_len: got {value}, so nothing would be drafted; allowed: an integer of at least {_MIN_MODEL_LEN}"
+        )
+
+
+def _check_load_config(value: Any) -> None:
+    load_format = value.get("load_format") if isinstance(value, Mapping) else getattr(value, "load_format", None)
+    if load_format == "dummy":
+        raise ConfigError(
+            "draft_load_config.load_format: got 'dummy'; a head of random weights drafts nothing that is accepted; "
+            "allowed: a format that loads its weights"
+        )
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "kv_cache_dtype": _check_kv_cache_dtype,
+    "quantization": _check_quantization,
+    "max_model_len": _check_max_model_len,
+    "draft_load_config": _check_load_config,
+}
 
 
 def _why_refused(key: str) -> str | None:

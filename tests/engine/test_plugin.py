@@ -284,6 +284,12 @@ class TestNotAskedFor:
 
 
 class TestCommandLineErrors:
+    def test_text_that_is_too_long_for_a_path(self, parser, capsys):
+        assert "cannot be converted" in refused(parser, capsys, "-sc", "x" * 5000)
+        message = refused(parser, capsys, "-sc", "/" + "x" * 5000)
+        assert "cannot be read (File name too long)" in message
+        assert len(message) < 400
+
     def test_missing_file(self, parser, capsys):
         assert "/no/such.json: no such file" in refused(parser, capsys, "-sc", "/no/such.json")
         assert "such.json: no such file" in refused(parser, capsys, "-sc", "such.json")
@@ -317,17 +323,64 @@ FAULTS = [
     ({"kv_cache_dtype": "int7"}, ["kv_cache_dtype", "int7"]),
     ({"kv_cache_dtype": "fp8"}, ["kv_cache_dtype", "head"]),
     ({"kv_cache_dtype": "float16"}, ["kv_cache_dtype", "head"]),
+    ({"kv_cache_dtype": "bfloat16"}, ["kv_cache_dtype", "'bfloat16'"]),
+    ({"quantization": "junk"}, ["quantization: got 'junk'", "allowed", "fp8"]),
+    ({"attention_backend": "JUNK"}, ["attention_backend: got 'JUNK'", "allowed", "CPU_ATTN"]),
+    ({"attention_backend": "FLASH_ATTN"}, ["attention_backend: got 'FLASH_ATTN'", "no effect on a CPU", "'CPU_ATTN'"]),
+    ({"attention_backend": 3}, ["attention_backend: got 3"]),
+    ({"enforce_eager": "yes"}, ["enforce_eager: got 'yes'", "allowed: true or false or null"]),
+    ({"disable_eagle_block_drop": 1}, ["disable_eagle_block_drop: got 1", "allowed: true or false"]),
+    ({"draft_tensor_parallel_size": "1"}, ["draft_tensor_parallel_size: got '1'"]),
+    ({"max_model_len": 1}, ["max_model_len: got 1", "at least 2"]),
+    ({"draft_load_config": {"load_format": "dummy"}}, ["draft_load_config.load_format: got 'dummy'", "allowed"]),
+    ({"_adaptivespec_request": {"method": "adaptivespec"}}, ["_adaptivespec_request: unknown key"]),
+    ({"_adaptivespec_request": 5}, ["_adaptivespec_request: unknown key"]),
+    ({"model": "x" * 5000}, ["model", "xxx...: no such directory"]),
+    ({"model": "a\0b"}, ["model", "no such directory"]),
     ({"model": "/no/such/head"}, ["model", "/no/such/head", "no such directory"]),
     ({"model": None}, ["model: missing"]),
 ]
 
 
-@pytest.mark.parametrize(("change", "parts"), FAULTS, ids=[json.dumps(change) for change, _ in FAULTS])
+@pytest.mark.parametrize(("change", "parts"), FAULTS, ids=[parts[0] for _, parts in FAULTS])
 def test_faults_are_ours_and_name_the_key(target, options, change, parts):
     with pytest.raises(ConfigError) as error:
         engine_config(target, options | change)
     assert [part for part in parts if part not in str(error.value)] == []
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("backend", [None, "CPU_ATTN", "cpu_attn", "auto"])
+def test_the_one_backend_of_a_cpu_may_be_named(target, options, backend):
+    assert engine_config(target, options | {"attention_backend": backend}).speculative_config.adaptivespec
+
+
+@pytest.mark.parametrize("source", [[1], [], 5, 0, True, False, b"{}", "", " "], ids=repr)
+@pytest.mark.parametrize("flags", [{}, {"spec_method": "adaptivespec"}], ids=["", "flag"])
+def test_what_cannot_hold_a_method(target, source, flags):
+    with pytest.raises(ConfigError, match=r"speculative_config: got .*; allowed: an object"):
+        engine_config(target, source, **flags)
+
+
+def test_a_head_that_vllm_cannot_read_is_named_with_the_reason(target, tmp_path):
+    path = write_head(tmp_path, model_type="junk")
+    with pytest.raises(ConfigError, match="junk") as error:
+        engine_config(target, {"method": "adaptivespec", "model": path})
+    assert path in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_head_is_refused_at_start(target, tmp_path):
+    path = write_head(tmp_path, {"norm.weight": None})
+    with pytest.raises(heads.HeadError, match=r"norm\.weight is missing"):
+        engine_config(target, {"method": "adaptivespec", "model": path})
+
+
+def test_home_directory_in_path_and_model(target, options, tmp_path, monkeypatch):
+    path = write_head(tmp_path / "head")
+    (tmp_path / "a.json").write_text(json.dumps(options | {"model": "~/head"}))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert engine_config(target, "~/a.json").speculative_config.model == path
 
 
 def test_a_key_given_twice_is_refused(target, head, options):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from adaptivespec_vllm import __version__
-from adaptivespec_vllm.config import METHOD, AdaptiveSpecConfig, ConfigError, load, read, resolve
+from adaptivespec_vllm.config import METHOD, AdaptiveSpecConfig, ConfigError, load, read, reason, resolve, shortened
 
 T = TypeVar("T")
 
@@ -100,6 +100,8 @@ class Report:
         if settings is not None and settings.model is not None:
             report._attempt(lambda: report._look_at_head(str(settings.model), model))
         if model is not None and settings is not None and not report.errors:
+            report._attempt(lambda: report._look_at_option(source, model))
+        if model is not None and source is not None and settings is not None and not report.errors:
             report._attempt(lambda: report._start(source, model))
         return report
 
@@ -123,8 +125,7 @@ class Report:
         except ConfigError as error:
             self.errors.append(str(error))
         except Exception as error:  # vLLM and its libraries raise anything for a bad model
-            text = str(error).strip().splitlines() or [""]
-            self.errors.append(f"{type(error).__name__}: {text[0]}")
+            self.errors.append(reason(error))
         return None
 
     # --- looking ---
@@ -185,6 +186,16 @@ class Report:
         self.verification = settings.verification
         return settings
 
+    def _look_at_option(self, source: Path | None, model: str) -> None:
+        """``--model`` before vLLM sees it, which takes whatever is no directory for the id of a hub."""
+        name = shortened(model, 240)
+        if not model.strip():
+            raise ConfigError("--model: got ''; allowed: the directory or hub id of a target")
+        if _is_missing_path(model):
+            raise ConfigError(f"--model: {name}: no such directory")
+        if source is None:
+            raise ConfigError(f"--model: nothing was checked against {name!r}; give a configuration with a head too")
+
     def _look_at_head(self, path: str, model: str | None) -> None:
         from adaptivespec_vllm.engine import head
 
@@ -194,14 +205,11 @@ class Report:
         self.head = facts.to_dict() if facts is not None else {"path": path, "layout": "hub id, looked at by vLLM"}
         head.check(path, target)
 
-    def _start(self, source: Path | None, model: str) -> None:
+    def _start(self, source: Path, model: str) -> None:
         """Everything that vLLM and we check before weights are loaded."""
         from vllm.engine.arg_utils import EngineArgs
 
-        options = {"method": "adaptivespec"} if source is None else read(source)
-        if "model" not in options:
-            return
-        EngineArgs(model=model, speculative_config=options).create_engine_config()
+        EngineArgs(model=model, speculative_config=read(source)).create_engine_config()
 
     # --- showing ---
 
@@ -233,6 +241,15 @@ class Report:
         return (
             f"{version}{platform} (supported: {self.vllm.get('supported')}; tested: {', '.join(self.vllm['tested'])})"
         )
+
+
+def _is_missing_path(model: str) -> bool:
+    """Whether it can only be a path, and there is nothing at it."""
+    looks_like_one = model.startswith(("/", "./", "../", "~")) or model in (".", "..") or model.count("/") > 1
+    try:
+        return looks_like_one and "://" not in model and not Path(model).exists()
+    except (OSError, ValueError):  # too long, or not a path at all
+        return True
 
 
 def _flat(options: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from plugin_models import write_head, write_target  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
-from adaptivespec_vllm.cli import app  # noqa: E402
+from adaptivespec_vllm.cli import Report, app  # noqa: E402
 from adaptivespec_vllm.config import resolve  # noqa: E402
 from adaptivespec_vllm.engine import seams  # noqa: E402
 
@@ -103,6 +104,10 @@ def test_lines_are_not_folded(tmp_path, head):
         ({"method": "eagle3", "model": "h/h"}, "method: got"),
         ({"model": "h/h"}, "method: missing"),
         ({"method": "adaptivespec", "model": "/no/head"}, "/no/head: no such directory"),
+        ({"method": "adaptivespec", "model": "no/such/head"}, "no/such/head: no such directory"),
+        ({"method": "adaptivespec", "model": "h/h", "kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype: got 'fp8_e5m2'"),
+        ({"method": "adaptivespec", "model": "h/h", "quantization": "junk"}, "quantization: got 'junk'"),
+        ({"method": "adaptivespec", "model": "h/h", "attention_backend": "X"}, "attention_backend: got 'X'"),
     ],
 )
 def test_bad_input_is_one_line_and_status_one(tmp_path, options, part):
@@ -113,6 +118,41 @@ def test_bad_input_is_one_line_and_status_one(tmp_path, options, part):
         assert part in output.replace('\\"', '"')
     assert output.splitlines()[-1] == "not ready"
     assert len([line for line in output.splitlines() if line.startswith("error")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "part"),
+    [
+        ("/no/target", "--model: /no/target: no such directory"),
+        ("~/no target", "--model: ~/no target: no such directory"),
+        ("no/such/target", "--model: no/such/target: no such directory"),
+        ("/" + "x" * 5000, "xxx...: no such directory"),
+        ("", "--model: got ''; allowed"),
+    ],
+)
+def test_a_target_that_is_not_there(file, target, part):
+    for arguments in ([file, "--model", target], ["--model", target]):
+        status, output = check(*arguments)
+        assert status == 1
+        assert part in output
+
+
+def test_a_target_without_a_configuration_is_not_checked(target):
+    status, output = check("--model", target)
+    assert status == 1
+    assert f"nothing was checked against {target!r}" in output
+    assert output.splitlines()[-1] != "ready"
+
+
+def test_reasons_of_vllm_are_kept(tmp_path, file):
+    nameless = write_target(tmp_path / "nope", architectures=["Nope"])
+    uneven = write_target(tmp_path / "uneven", num_attention_heads=3)
+    parts = ("Model architectures ['Nope'] are not supported", "is not a multiple of the number of attention heads")
+    for target, part in zip((nameless, uneven), parts, strict=True):
+        (error,) = Report.gather(Path(file), target).errors
+        assert part in error
+        assert "\n" not in error
+        assert len(error) <= 300
 
 
 def test_missing_file(tmp_path):

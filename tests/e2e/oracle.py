@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from adaptivespec_vllm.types import DraftTree, TreeShape
+from tests.e2e.conftest import generate
 
 
 def runner_of(llm: Any) -> Any:
@@ -93,3 +94,16 @@ class Oracle:
             if token not in children.get(parent, set()) and not is_true:
                 add(parent, token)
         return DraftTree(tokens, parents, root_position, confidence=0.5, shape=shape)
+
+
+def decode_with_oracle(
+    llm: Any, prompts: list, truth: dict, params: Any, **oracle: Any
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """Decode with hidden truths; the tokens, and the worker's statistics of these requests alone."""
+    drafts = Oracle(runner_of(llm), truth, **oracle)
+    llm.collective_rpc("adaptivespec_stats")
+    try:
+        tokens = generate(llm, prompts, params)
+    finally:
+        drafts.remove()
+    return tokens, llm.collective_rpc("adaptivespec_stats")[0]

@@ -10,19 +10,9 @@ import pytest
 
 from tests.e2e import tiny
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
-from tests.e2e.oracle import Oracle, runner_of
+from tests.e2e.oracle import Oracle, decode_with_oracle, runner_of
 
 TOKENS = 40
-
-
-def decode(llm: Any, prompts: list, truth: dict, params: Any, **oracle: Any) -> tuple[list[list[int]], dict]:
-    drafts = Oracle(runner_of(llm), truth, **oracle)
-    llm.collective_rpc("adaptivespec_stats")
-    try:
-        tokens = generate(llm, prompts, params)
-    finally:
-        drafts.remove()
-    return tokens, llm.collective_rpc("adaptivespec_stats")[0]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +33,9 @@ def test_wide_trees_with_long_answers(make_llm: Callable[..., Any], tiny_head: P
     for nodes in (32, 63):
         shape = {"depth": 6, "width": 10, "nodes": nodes}
         llm = make_llm(speculative_config=adaptivespec(tiny_head, tree={"policy": "static", "shape": shape}))
-        tokens, stats = decode(llm, prompts, truth_of(prompts, expected), greedy(160), max_nodes=nodes, max_depth=10)
+        tokens, stats = decode_with_oracle(
+            llm, prompts, truth_of(prompts, expected), greedy(160), max_nodes=nodes, max_depth=10
+        )
         assert tokens == expected
         assert stats["accepted"] > 10 * batch
 
@@ -65,7 +57,7 @@ def test_block_sizes(
     make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list, block_size: int
 ) -> None:
     llm = make_llm(speculative_config=adaptivespec(tiny_head), block_size=block_size)
-    tokens, stats = decode(llm, prompts, truth_of(prompts, expected), greedy(TOKENS))
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(TOKENS))
     assert tokens == expected
     assert stats["accepted"] > 50
 
@@ -80,13 +72,13 @@ def test_prompts_beyond_the_heads_window(
     for length in (20, 63, 64, 65, 66, 200):
         prompts = random_prompts(3, seed=length, shortest=length, longest=length)
         expected = generate(plain, prompts, greedy(60))
-        tokens, stats = decode(llm, prompts, truth_of(prompts, expected), greedy(60))
+        tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(60))
         assert tokens == expected
         assert bool(stats["drafted_nodes"]) == (length <= 64)
         assert generate(llm, prompts, greedy(60)) == expected
     mixed = random_prompts(4, seed=63, shortest=10, longest=20) + random_prompts(4, seed=64, shortest=150, longest=180)
     expected = generate(plain, mixed, greedy(60))
-    tokens, stats = decode(llm, mixed, truth_of(mixed, expected), greedy(60))
+    tokens, stats = decode_with_oracle(llm, mixed, truth_of(mixed, expected), greedy(60))
     assert tokens == expected
     assert stats["accepted"] > 0, "one long request must not turn drafting off for the others"
 
@@ -106,7 +98,7 @@ def test_batch_size_changes_while_shapes_change(make_llm: Callable[..., Any], ti
     expected = generate(plain, prompts, params)
     llm = make_llm(speculative_config={"method": "adaptivespec", "model": str(tiny_head)})
     assert generate(llm, prompts, params) == expected
-    tokens, stats = decode(llm, prompts, truth_of(prompts, expected), params, max_nodes=7)
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), params, max_nodes=7)
     assert tokens == expected
     assert stats["accepted"] > 50
 
@@ -224,7 +216,7 @@ def test_compile_cache_is_shared_between_caps(
     """Another cap on the same compile cache starts, and decodes right."""
     tree = {"policy": "static", "shape": {"depth": 5, "width": 4, "nodes": nodes}}
     llm = make_llm(speculative_config=adaptivespec(tiny_head, tree=tree), enforce_eager=False)
-    tokens, stats = decode(llm, prompts, truth_of(prompts, expected), greedy(TOKENS), max_nodes=nodes)
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(TOKENS), max_nodes=nodes)
     assert tokens == expected
     assert stats["accepted"] > 50
 
@@ -234,7 +226,7 @@ def test_qwen3_target(make_llm: Callable[..., Any], tmp_path: Path, tiny_head: P
     prompts = random_prompts(4, seed=69)
     expected = generate(make_llm(target), prompts, greedy(TOKENS))
     llm = make_llm(target, speculative_config=adaptivespec(tiny_head))
-    tokens, stats = decode(llm, prompts, truth_of(prompts, expected), greedy(TOKENS))
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(TOKENS))
     assert tokens == expected
     assert stats["accepted"] > 20
 

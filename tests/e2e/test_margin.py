@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
-from tests.e2e.oracle import Oracle, runner_of
+from tests.e2e.oracle import decode_with_oracle
 
 TOKENS = 40
 
@@ -18,16 +18,6 @@ TOKENS = 40
 @pytest.fixture(scope="module")
 def prompts() -> list:
     return random_prompts(6, seed=41)
-
-
-def decode(llm: Any, prompts: list, truth: dict, params: Any) -> tuple[list[list[int]], dict]:
-    drafts = Oracle(runner_of(llm), truth)
-    llm.collective_rpc("adaptivespec_stats")
-    try:
-        tokens = generate(llm, prompts, params)
-    finally:
-        drafts.remove()
-    return tokens, llm.collective_rpc("adaptivespec_stats")[0]
 
 
 def margins_of(plain: Any, prompts: list, tokens: list[list[int]]) -> list[list[float]]:
@@ -58,7 +48,7 @@ def test_kappa_one_is_strict(
     params = greedy(TOKENS, temperature=temperature, seed=3)
     expected = generate(plain, prompts, params)
     llm = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": 1.0}))
-    tokens, stats = decode(llm, prompts, truth_of(prompts, expected), params)
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), params)
     assert tokens == expected
     assert stats["promotions"] == 0
 
@@ -69,7 +59,7 @@ def test_promoted_tokens_keep_their_margin(
     """Replay: every emitted token has at least kappa of the probability of the target's choice."""
     kappa = 0.2
     llm = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": kappa}))
-    tokens, stats = decode(llm, prompts, truth_of(prompts, second_choices(plain, prompts)), greedy(TOKENS))
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, second_choices(plain, prompts)), greedy(TOKENS))
     assert stats["promotions"] > 5
     losses = [loss for text in margins_of(plain, prompts, tokens) for loss in text]
     assert min(losses) >= math.log(kappa) - 1e-4
@@ -81,7 +71,7 @@ def test_promotions_are_capped(make_llm: Callable[..., Any], tiny_head: Path, pl
     truth = truth_of(prompts, second_choices(plain, prompts))
     section = {"kappa": 0.05, "max_promotions_per_step": 1}
     llm = make_llm(speculative_config=adaptivespec(tiny_head, margin=section))
-    _, stats = decode(llm, prompts, truth, greedy(TOKENS))
+    _, stats = decode_with_oracle(llm, prompts, truth, greedy(TOKENS))
     assert 0 < stats["promotions"] <= stats["steps"]
 
 
@@ -89,7 +79,7 @@ def test_regret_budget(make_llm: Callable[..., Any], tiny_head: Path, plain: Any
     budget = 1.5
     sections = {"margin": {"kappa": 0.05}, "guard": {"max_regret": budget}}
     llm = make_llm(speculative_config=adaptivespec(tiny_head, **sections))
-    tokens, stats = decode(llm, prompts, truth_of(prompts, second_choices(plain, prompts)), greedy(TOKENS))
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, second_choices(plain, prompts)), greedy(TOKENS))
     assert stats["promotions"] > 0
     for losses in margins_of(plain, prompts, tokens):
         assert -sum(losses) <= budget + 1e-3
@@ -111,7 +101,7 @@ def test_stop_tokens_are_never_promoted(
     second = second_choices(plain, prompts)
     stop = sorted({token for text in second for token in text})
     llm = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": 1e-6}))
-    tokens, stats = decode(llm, prompts, truth_of(prompts, second), greedy(TOKENS, stop_token_ids=stop))
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, second), greedy(TOKENS, stop_token_ids=stop))
     expected = generate(plain, prompts, greedy(TOKENS, stop_token_ids=stop))
     # All hidden tokens are stop tokens: nothing can be promoted to or away from them.
     assert tokens == expected or stats["promotions"] == 0 or all(t[-1] in stop for t in tokens)
@@ -124,6 +114,6 @@ def test_margin_at_temperature(make_llm: Callable[..., Any], tiny_head: Path, pl
     params = greedy(TOKENS, temperature=0.7, top_k=5, seed=9)
     strict = generate(plain, prompts, params)
     llm = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": 0.1}))
-    tokens, stats = decode(llm, prompts, truth_of(prompts, second_choices(plain, prompts)), params)
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, second_choices(plain, prompts)), params)
     assert stats["promotions"] > 0
     assert tokens != strict

@@ -19,7 +19,7 @@ from typing import Any
 
 from decoding import ARMS_HELP, Prompt, encode, is_ours, read_prompts, start
 
-from adaptivespec_vllm.demo.provenance import provenance
+from adaptivespec_vllm.provenance import provenance
 
 DEFAULT_ARMS = ["plain", "stock:1", "stock:2", "stock:3", "tree:3,4,3", "tree:5,4,8", "adaptive", "adaptive@0.2"]
 

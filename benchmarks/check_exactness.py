@@ -20,7 +20,7 @@ from typing import Any
 
 from decoding import ARMS_HELP, Prompt, encode, read_prompts, start
 
-from adaptivespec_vllm.demo.provenance import provenance
+from adaptivespec_vllm.provenance import provenance
 
 SHAPES = ["1,1,1", "3,1,3", "7,1,7", "3,4,3", "5,4,8", "7,4,16", "8,8,48"]
 DEFAULT_ARMS = [*(f"tree:{shape}" for shape in SHAPES), "adaptive"]

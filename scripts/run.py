@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from adaptivespec_vllm.demo.runtime import CACHE_VARIABLE, completed
+from adaptivespec_vllm.runtime import CACHE_VARIABLE, completed
 
 cache, command = Path(sys.argv[1]), sys.argv[2:]
-environment = completed(os.environ)
+environment = completed(os.environ, HF_HUB_OFFLINE="1")
 for name, directory in {
     "XDG_CACHE_HOME": cache,
     "XDG_CONFIG_HOME": cache / "config",

@@ -14,16 +14,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from adaptivespec_vllm.demo import runtime
+from adaptivespec_vllm import runtime
 from adaptivespec_vllm.demo.arms import ARMS, KAPPA, Arm, choose
 from adaptivespec_vllm.demo.decode import Answer, Decoder
 from adaptivespec_vllm.demo.errors import DemoError
 from adaptivespec_vllm.demo.model import DemoModel
 from adaptivespec_vllm.demo.model import prepare as prepare_model
 from adaptivespec_vllm.demo.prompts import PROMPTS, WARM_UP, Prompt
-from adaptivespec_vllm.demo.provenance import provenance
 from adaptivespec_vllm.demo.report import Figures, as_json, by_kind, figures, table
-from adaptivespec_vllm.demo.screen import AnswerView, Steps, quiet, tail
+from adaptivespec_vllm.provenance import provenance
+from adaptivespec_vllm.screen import AnswerView, Steps, quiet, tail
 
 DEFAULT_TOKENS = 64
 WARM_UP_TOKENS = 12
@@ -40,7 +40,7 @@ def run(
     ] = None,
 ) -> None:
     """Decode real prompts on this machine's CPU: plain vLLM, stock EAGLE-3, AdaptiveSpec strict and with margin."""
-    runtime.enter(reexecute=not prepare)
+    runtime.enter(reexecute=not prepare, HF_HUB_OFFLINE="1")
     cache = runtime.cache_dir()
     log = cache / ("prepare.log" if prepare else "demo.log")
     failure: str | None = None

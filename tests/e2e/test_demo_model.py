@@ -11,7 +11,7 @@ import pytest
 
 from adaptivespec_vllm.config import resolve
 from adaptivespec_vllm.demo.model import DemoModel, prepare
-from adaptivespec_vllm.demo.runtime import cache_dir
+from adaptivespec_vllm.runtime import cache_dir
 from tests.e2e.oracle import runner_of
 
 DATA = Path(__file__).parent / "data" / "prompts.jsonl"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from adaptivespec_vllm.demo.model import prepare
-from adaptivespec_vllm.demo.runtime import cache_dir
+from adaptivespec_vllm.runtime import cache_dir
 
 PROMPTS = ["Name three fruits.", "What is 17 + 25?", "Write a haiku about rain.", "def fibonacci(n):"]
 START_SECONDS = 240

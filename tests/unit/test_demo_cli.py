@@ -15,7 +15,7 @@ from adaptivespec_vllm.demo.arms import Arm
 from adaptivespec_vllm.demo.decode import Decoder
 from adaptivespec_vllm.demo.model import DemoModel
 from adaptivespec_vllm.demo.prompts import PROMPTS
-from adaptivespec_vllm.demo.runtime import CACHE_VARIABLE
+from adaptivespec_vllm.runtime import CACHE_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DemoModel:
     """A process that never restarts, and a model that is there."""
     model = DemoModel(tmp_path / "model", tmp_path / "head")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr("adaptivespec_vllm.demo.runtime.enter", lambda reexecute: None)
+    monkeypatch.setattr("adaptivespec_vllm.runtime.enter", lambda reexecute, **more: None)
     monkeypatch.setattr(cli, "prepare_model", lambda cache, progress: (progress("unpacking"), model)[1])
     return model
 

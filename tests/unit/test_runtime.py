@@ -1,4 +1,4 @@
-"""The demo's process: environment, a single restart for the OpenMP runtime, one cache directory."""
+"""The process of our commands: environment, a single restart for the OpenMP runtime, one cache directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptivespec_vllm.demo import runtime
+from adaptivespec_vllm import runtime
 
 OPENMP = Path("/opt/env/lib/libiomp5.so")
 
@@ -37,6 +37,9 @@ def test_what_the_user_set_stays(openmp: None) -> None:
     assert result["OMP_NUM_THREADS"] == "7"
     assert result["LD_PRELOAD"] == f"{OPENMP}:/lib/libtcmalloc.so"
     assert result["TOKENIZERS_PARALLELISM"] == "false"
+    assert "HF_HUB_OFFLINE" not in result  # only where it is asked for: models may have to be fetched
+    assert runtime.completed({"HF_HUB_OFFLINE": "0"}, HF_HUB_OFFLINE="1", X="2")["HF_HUB_OFFLINE"] == "0"
+    assert runtime.completed({}, HF_HUB_OFFLINE="1")["HF_HUB_OFFLINE"] == "1"
 
 
 def test_another_openmp_of_intel_is_kept(openmp: None) -> None:

@@ -1,4 +1,4 @@
-"""What the user sees: the screen for the demo alone, everything that libraries print in a log file."""
+"""What the user sees: the screen for our command alone, everything that libraries print in a log file."""
 
 from __future__ import annotations
 

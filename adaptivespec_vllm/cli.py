@@ -1,4 +1,4 @@
-"""The command line: ``adaptivespec check`` and ``adaptivespec demo``."""
+"""The command line: ``adaptivespec check``, ``demo``, ``bench`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -56,14 +56,49 @@ def check(
     raise typer.Exit(1 if report.errors else 0)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+_PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+"""Of a command whose options are its own module's, which is imported when it is asked for."""
+
+
+@app.command(**_PASSED_ON)
 def demo(context: typer.Context) -> None:
     """Decode real prompts on this machine's CPU and compare (``adaptivespec demo --help``)."""
     from adaptivespec_vllm.demo.cli import run
 
-    demo_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    demo_app.command()(run)
-    demo_app(args=context.args, prog_name="adaptivespec demo")
+    _pass_on(context, "demo", run)
+
+
+@app.command(**_PASSED_ON)
+def bench(context: typer.Context) -> None:
+    """Measure ways of decoding a model of yours, in turns (``adaptivespec bench --help``)."""
+    from adaptivespec_vllm.bench.cli import run
+
+    _pass_on(context, "bench", run)
+
+
+@app.command(**_PASSED_ON)
+def compare(context: typer.Context) -> None:
+    """Hold two results of ``bench`` against each other (``adaptivespec compare --help``)."""
+    from adaptivespec_vllm.bench.cli import run_compare
+
+    _pass_on(context, "compare", run_compare)
+
+
+@app.command("train-head", **_PASSED_ON)
+def train_head(context: typer.Context) -> None:
+    """Train an EAGLE-3 head for a target of yours (``adaptivespec train-head --help``)."""
+    from adaptivespec_vllm.training.cli import run
+
+    _pass_on(context, "train-head", run)
+
+
+def _pass_on(context: typer.Context, name: str, command: Callable[..., None]) -> None:
+    own = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+    own.command()(command)
+    own(args=context.args, prog_name=f"adaptivespec {name}")
 
 
 @contextlib.contextmanager

@@ -34,6 +34,12 @@ def physical_cores() -> int:
     return max(1, len(cores))
 
 
+def threads() -> int:
+    """Threads of OpenMP in this process."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() else physical_cores()
+
+
 def busy() -> float | None:
     """Load average of the last minute, if it says that other programs had their share of the cores."""
     load = os.getloadavg()[0]
@@ -64,11 +70,15 @@ def completed(environment: Mapping[str, str], **more: str) -> dict[str, str]:
     return result
 
 
-def enter(*, reexecute: bool, **more: str) -> None:
+def enter(*, reexecute: bool, threads: int | None = None, **more: str) -> None:
     """Give this process that environment, with ``more`` where it is not set; before torch or vLLM is imported.
+
+    ``threads`` of OpenMP win over what is set.
 
     ``LD_PRELOAD`` is read by the dynamic linker alone, so where it has to change the command starts again, once.
     """
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     again = os.environ.pop(_REEXECUTED, None)
     environment = completed(os.environ, **more)
     if reexecute and not again and environment.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):

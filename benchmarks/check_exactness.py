@@ -2,7 +2,7 @@
 
     python benchmarks/check_exactness.py --model MODEL --head HEAD --prompts tests/e2e/data/prompts.jsonl --batch 8
 
-{arms}
+Arms: {arms}
 Prompts are prefilled in chunks beside running requests, with prefix caching on. A text that differs is judged at its
 first difference: plain decoding is asked for the log-probabilities of both tokens there. Below ``--tie`` nats apart it
 is a near-tie that floating point decides; anything else is a fault, and the exit status is 1.
@@ -18,8 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from decoding import ARMS_HELP, Prompt, encode, read_prompts, start
-
+from adaptivespec_vllm import runtime
+from adaptivespec_vllm.bench.arms import ARMS_HELP, Arm, parse
+from adaptivespec_vllm.bench.errors import BadInput
+from adaptivespec_vllm.bench.prompts import Encoded, choose, encode, read
 from adaptivespec_vllm.provenance import provenance
 
 SHAPES = ["1,1,1", "3,1,3", "7,1,7", "3,4,3", "5,4,8", "7,4,16", "8,8,48"]
@@ -34,12 +36,13 @@ def main() -> int:
     parser.add_argument("--head", required=True)
     parser.add_argument("--prompts", required=True, type=Path, help='JSON Lines with "prompt" and "kind"')
     parser.add_argument("--arms", nargs="+", default=DEFAULT_ARMS)
-    parser.add_argument("--limit", type=int, help="prompts, spread over the file")
+    parser.add_argument("--limit", type=int, help="prompts of each kind, spread over the file")
     parser.add_argument("--tokens", type=int, default=128, help="tokens a prompt")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tie", type=float, default=1e-4, help="nats below which two tokens tie")
     parser.add_argument("--output", type=Path, help="write JSON here")
     args = parser.parse_args()
+    runtime.enter(reexecute=True, VLLM_LOGGING_LEVEL="WARNING")
 
     settings = {
         "max_num_seqs": args.batch,
@@ -47,26 +50,30 @@ def main() -> int:
         "enable_chunked_prefill": True,
         "enable_prefix_caching": True,
     }
-    rows = read_prompts(args.prompts, None, args.limit)
-    plain = start("plain", args.model, args.head, **settings)
-    prompts = encode(plain, rows)
+    try:
+        first, *arms = parse(" ".join(args.arms), args.head)
+        chosen = choose(read(args.prompts), None, args.limit)
+    except BadInput as error:
+        parser.error(str(error))
+    plain = start(first, args.model, **settings)
+    prompts = [encode(plain.get_tokenizer(), prompt, None, 0) for prompt in chosen]
     expected, seconds = decode(plain, prompts, args.tokens)
     print(f"plain: {len(prompts)} prompts, {sum(map(len, expected))} tokens, {seconds:.0f} s", flush=True)
     engines, results = [plain], []
-    for arm in args.arms:
-        engines.append(llm := start(arm, args.model, args.head, **settings))
+    for arm in arms:
+        engines.append(llm := start(arm, args.model, **settings))
         llm.collective_rpc("adaptivespec_stats")
         texts, seconds = decode(llm, prompts, args.tokens)
         stats = llm.collective_rpc("adaptivespec_stats")[0]
         gaps = [
-            {"id": row["id"]} | difference(plain, prompt, got, want)
-            for row, prompt, got, want in zip(rows, prompts, texts, expected, strict=True)
+            {"id": prompt.id} | difference(plain, prompt, got, want)
+            for prompt, got, want in zip(prompts, texts, expected, strict=True)
             if got != want
         ]
         for gap in gaps:
             print(f"  {gap['id']}: first difference at token {gap['at']}, {gap['nats']:.2e} nats apart", flush=True)
         result = {
-            "arm": arm,
+            "arm": arm.name,
             "batch": args.batch,
             "prompts": len(prompts),
             "same": len(prompts) - len(gaps),
@@ -78,7 +85,7 @@ def main() -> int:
         }
         results.append(result)
         print(
-            f"{arm:14} batch {args.batch}: {result['same']}/{result['prompts']} the same, "
+            f"{arm.name:14} batch {args.batch}: {result['same']}/{result['prompts']} the same, "
             f"{result['near_ties']} near-ties, accepted length {result['accepted_length']:.2f}, {seconds:.0f} s",
             flush=True,
         )
@@ -90,23 +97,39 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def decode(llm: Any, prompts: list[Prompt], tokens: int) -> tuple[list[list[int]], float]:
+def start(arm: Arm, model: str, **settings: Any) -> Any:
+    """An engine for an arm. Keep it: one that is collected tears down what all engines of the process share."""
+    from vllm import LLM
+
+    return LLM(
+        model=model,
+        dtype="float32",
+        max_model_len=1024,
+        enforce_eager=True,
+        kv_cache_memory_bytes=256 << 20,
+        speculative_config=arm.speculative,
+        **settings,
+    )
+
+
+def decode(llm: Any, prompts: list[Encoded], tokens: int) -> tuple[list[list[int]], float]:
     """Greedy texts, and the seconds they took."""
     from vllm import SamplingParams
 
     started = time.perf_counter()
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=tokens), use_tqdm=False)
+    texts = [{"prompt_token_ids": list(prompt.tokens)} for prompt in prompts]
+    outputs = llm.generate(texts, SamplingParams(temperature=0, max_tokens=tokens), use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - started
 
 
-def difference(plain: Any, prompt: Prompt, got: list[int], want: list[int]) -> dict[str, Any]:
+def difference(plain: Any, prompt: Encoded, got: list[int], want: list[int]) -> dict[str, Any]:
     """Where two texts part, and how far apart plain decoding finds the two tokens there."""
     from vllm import SamplingParams
 
     at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
     if at is None:  # one text is the beginning of the other
         return {"at": min(len(got), len(want)), "nats": math.inf}
-    text = {"prompt_token_ids": prompt["prompt_token_ids"] + want[:at]}
+    text = {"prompt_token_ids": [*prompt.tokens, *want[:at]]}
     output = plain.generate([text], SamplingParams(temperature=0, max_tokens=1, logprobs=20), use_tqdm=False)[0]
     entries = output.outputs[0].logprobs[0]
     if not {got[at], want[at]} <= entries.keys():

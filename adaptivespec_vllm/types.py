@@ -21,7 +21,8 @@ A request's draft tree, with the conventions used everywhere in this package::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,6 +47,26 @@ NO_TREE = TreeShape(0, 0, 0)
 """Nothing is drafted."""
 
 
+class Verdicts(NamedTuple):
+    """What one walk says about the draft: the C children of all nodes that it reached, the root among them.
+
+    Children of other nodes say nothing: nobody knows what the target would have chosen there.
+
+    Attributes:
+        log_probs: C conditional log-probabilities of the draft, each given its parent.
+        depths: C depths, 1 for children of the root.
+        taken: C times whether the walk went on to this child (at most one child of a node).
+
+    """
+
+    log_probs: list[float]
+    depths: list[int]
+    taken: list[bool]
+
+
+NO_VERDICTS = Verdicts([], [], [])
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """The draft tree of one request, on the host.
@@ -56,6 +77,7 @@ class DraftTree:
         root_position: absolute position of the root in the sequence.
         confidence: the draft's probability of its own first choice at the root, in [0, 1].
         shape: the shape that was asked for; the tree itself may be smaller.
+        log_probs: draft log-probability of each node given its parent; empty where it is not known.
 
     """
 
@@ -64,6 +86,7 @@ class DraftTree:
     root_position: int
     confidence: float = 0.0
     shape: TreeShape = NO_TREE
+    log_probs: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -72,7 +95,7 @@ class DraftTree:
         """The tree of the first ``nodes`` draft nodes (valid, because parents come first)."""
         if nodes >= len(self.tokens):
             return self
-        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.root_position, self.confidence, self.shape)
+        return replace(self, tokens=self.tokens[:nodes], parents=self.parents[:nodes], log_probs=self.log_probs[:nodes])
 
     @staticmethod
     def chain(tokens: list[int], root_position: int) -> DraftTree:
@@ -85,6 +108,19 @@ class DraftTree:
         for parent in self.parents:
             depths.append(depths[parent] + 1)
         return depths[1:]
+
+    def verdicts(self, path: Sequence[int]) -> Verdicts:
+        """What a walk along ``path`` (rows of accepted nodes, in order) says about each child it could have taken."""
+        if not self.log_probs:
+            return NO_VERDICTS
+        depth_below = {row: depth for depth, row in enumerate((0, *path), start=1)}
+        accepted = set(path)
+        children = [
+            (log_prob, depth_below[parent], row in accepted)
+            for row, (parent, log_prob) in enumerate(zip(self.parents, self.log_probs, strict=True), start=1)
+            if parent in depth_below
+        ]
+        return Verdicts(*(list(column) for column in zip(*children, strict=True)))
 
 
 @dataclass(slots=True)
@@ -160,6 +196,11 @@ class StepFeedback:
     """Accepted draft nodes, promotions included."""
     promotions: int = 0
     regret: float = 0.0
+    verdicts: Verdicts = NO_VERDICTS
+
+
+NOTHING_DRAFTED = StepFeedback(confidence=0.0, drafted_depth=0, drafted_nodes=0, accepted=0)
+"""Of a request that decoded a token of the target's own."""
 
 
 @dataclass(slots=True)

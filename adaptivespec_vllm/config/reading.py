@@ -57,8 +57,9 @@ def resolve(options: Mapping[str, Any]) -> AdaptiveSpecConfig:
         config = AdaptiveSpecConfig.model_validate(_underscored(options))
     except ValidationError as error:
         raise ConfigError(explain(error)) from None
-    model = _home(config.model) if config.model is not None else None
-    return config.model_copy(update={"num_speculative_tokens": config.max_nodes, "model": model})
+    model, costs = (path and _home(path) for path in (config.model, config.tree.costs))
+    tree = config.tree.model_copy(update={"costs": costs})
+    return config.model_copy(update={"num_speculative_tokens": config.max_nodes, "model": model, "tree": tree})
 
 
 def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:

@@ -41,19 +41,21 @@ class ShapeConfig(_Section):
 
     def capacity(self) -> int:
         """Most nodes that such a tree can propose: ``width`` on level 1, ``width ** 2`` on each deeper one."""
-        return self.width + (self.depth - 1) * self.width**2
+        return _capacity(self.depth, self.width)
 
 
 class TreeConfig(_Section):
     """Which tree is drafted in a step."""
 
-    policy: Literal["adaptive", "static"] = Field(
-        default="adaptive",
-        description="`adaptive` moves between `low` and `high` with the signal; `static` always asks for `shape`.",
+    policy: Literal["cost-aware", "adaptive", "static"] = Field(
+        default="cost-aware",
+        description="`cost-aware` drafts what gains more tokens than its time is worth; `adaptive` moves between `low` "
+        "and `high` with the signal; `static` always asks for `shape`.",
     )
     scope: Literal["request", "batch"] = Field(
         default="request",
-        description="`request` chooses a shape for each request; `batch` one shape for all, from the mean signal.",
+        description="`request` chooses a shape for each request; `batch` one shape for all, from the mean signal; only "
+        "with `adaptive`.",
     )
     low: ShapeConfig | None = Field(
         default=None, description="Shape at no confidence (shallow, wide); only with `adaptive`."
@@ -62,14 +64,21 @@ class TreeConfig(_Section):
         default=None, description="Shape at full confidence (deep, narrow); only with `adaptive`."
     )
     shape: ShapeConfig | None = Field(
-        default=None, description="The one shape of `static`; required there, and only there."
+        default=None,
+        description="The largest tree of `cost-aware`; the one shape of `static`, required there; not with `adaptive`.",
+    )
+    costs: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File of what a step costs here (JSON), see below; null is measured at start. Only with "
+        "`cost-aware`.",
     )
     min_path_probability: float = Field(
         default=0.0,
         ge=0,
         lt=1,
         description="Draft nodes whose path probability (product of draft probabilities from the root) is below this "
-        "are dropped before they are verified.",
+        "are dropped before they are verified; not with `cost-aware`.",
     )
 
 
@@ -129,10 +138,17 @@ class GuardConfig(_Section):
 
 Preset = Literal["default", "paper"]
 
-_PRESET_SHAPES: dict[str, dict[str, int]] = {
-    "low": {"depth": 3, "width": 4, "nodes": 3},
-    "high": {"depth": 7, "width": 1, "nodes": 7},
+_PRESET_SHAPES: dict[str, dict[str, dict[str, int]]] = {
+    "cost-aware": {"shape": {"depth": 8, "width": 4, "nodes": 24}},
+    "adaptive": {"low": {"depth": 3, "width": 4, "nodes": 3}, "high": {"depth": 7, "width": 1, "nodes": 7}},
+    "static": {},
 }
+_KEYS_OF_POLICY: dict[str, tuple[str, ...]] = {
+    "cost-aware": ("shape", "costs"),
+    "adaptive": ("scope", "low", "high", "min_path_probability"),
+    "static": ("shape", "scope", "min_path_probability"),
+}
+"""Keys of ``tree`` that mean something to each policy (``scope`` of ``static``: whatever it is, the shape is one)."""
 _PRESET_SCOPE: dict[str, str] = {"default": "request", "paper": "batch"}
 _PRESET_PRUNING: dict[str, float] = {"default": 0.05, "paper": 0.0}
 
@@ -148,8 +164,8 @@ class AdaptiveSpecConfig(_Section):
     )
     preset: Preset = Field(
         default="default",
-        description="Values of what is not written out. `paper`: one shape a batch and no pruning, as published; "
-        "neither preset turns the margin rule on.",
+        description="Values of what is not written out. `paper`: policy `adaptive`, one shape a batch and no pruning, "
+        "as published; neither preset turns the margin rule on.",
     )
     num_speculative_tokens: int | None = Field(
         default=None,
@@ -215,9 +231,8 @@ class AdaptiveSpecConfig(_Section):
         """Every key with the value it has in the end, ready for JSON and for :func:`resolve`."""
         resolved = self.model_dump(mode="json")
         resolved["num_speculative_tokens"] = self.max_nodes
-        unused = ("low", "high") if self.tree.policy == "static" else ("shape",)
-        for key in unused:
-            del resolved["tree"][key]
+        used = ("policy", *_KEYS_OF_POLICY[self.tree.policy])
+        resolved["tree"] = {key: value for key, value in resolved["tree"].items() if key in used}
         return resolved
 
 
@@ -228,25 +243,36 @@ def _with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     tree = options.get("tree", {})
     if preset not in list(_PRESET_SCOPE) or not isinstance(tree, Mapping):
         return filled  # validation names the fault
-    adaptive = tree.get("policy", "adaptive") != "static"
-    for name in ("shape",) if adaptive else ("low", "high"):
-        if tree.get(name) is not None:
-            policy, wanted = ("adaptive", "low and high") if adaptive else ("static", "shape")
-            raise ConfigError(f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {wanted}")
-    merged: dict[str, Any] = {"scope": _PRESET_SCOPE[preset]}
-    if adaptive:
-        merged["min_path_probability"] = _PRESET_PRUNING[preset]
+    policy = tree.get("policy", _policy_meant(preset, tree))
+    if policy not in list(_KEYS_OF_POLICY):
+        return filled
+    allowed = _KEYS_OF_POLICY[policy]
+    for name in TreeConfig.model_fields:
+        if name not in ("policy", *allowed) and tree.get(name) is not None:
+            raise ConfigError(
+                f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {', '.join(allowed)}"
+            )
+    merged: dict[str, Any] = {"policy": policy}
+    if policy == "adaptive":
+        merged |= {"scope": _PRESET_SCOPE[preset], "min_path_probability": _PRESET_PRUNING[preset]}
     merged |= tree
-    if adaptive:
-        cap = options.get("num_speculative_tokens")
-        for name, values in _PRESET_SHAPES.items():
-            merged[name] = _preset_shape(values, tree.get(name, {}), cap)
+    for name, values in _PRESET_SHAPES[policy].items():
+        explicit = tree.get(name, {})
+        if name == "shape" and explicit is None:
+            explicit = {}  # null is its default
+        merged[name] = _preset_shape(values, explicit, options.get("num_speculative_tokens"))
     filled["tree"] = merged
     return filled
 
 
+def _policy_meant(preset: str, tree: Mapping[str, Any]) -> str:
+    """The policy where none is written: the one that a key which is written belongs to."""
+    adaptive = preset == "paper" or any(key in tree for key in _KEYS_OF_POLICY["adaptive"])
+    return "adaptive" if adaptive else "cost-aware"
+
+
 def _preset_shape(preset: Mapping[str, int], explicit: Any, cap: Any) -> Any:
-    """A preset's end shape under the numbers that are written out, and under the cap."""
+    """A preset's shape under the numbers that are written out, and under the cap."""
     if not isinstance(explicit, Mapping):
         return explicit
     shape = {**preset, **explicit}
@@ -254,7 +280,16 @@ def _preset_shape(preset: Mapping[str, int], explicit: Any, cap: Any) -> Any:
         shape["nodes"] = min(shape["nodes"], cap)
     if "depth" not in explicit and type(shape["nodes"]) is int and shape["nodes"] >= 1:
         shape["depth"] = min(shape["depth"], shape["nodes"])
+    if all(type(shape[key]) is int and shape[key] >= 1 for key in ("depth", "width")):
+        if "width" not in explicit and shape["depth"] > 1:
+            shape["width"] = max(1, min(shape["width"], MAX_EXPANDED_NODES // (shape["depth"] - 1)))
+        if "nodes" not in explicit:
+            shape["nodes"] = min(shape["nodes"], _capacity(shape["depth"], shape["width"]))
     return shape
+
+
+def _capacity(depth: int, width: int) -> int:
+    return width + (depth - 1) * width**2
 
 
 def _shapes(tree: TreeConfig) -> list[tuple[str, ShapeConfig]]:
@@ -287,7 +322,7 @@ def _contradictions(config: AdaptiveSpecConfig) -> Iterator[str]:
 
 
 def _missing_shapes(tree: TreeConfig) -> Iterator[str]:
-    for name in ("shape",) if tree.policy == "static" else ("low", "high"):
+    for name in ("low", "high") if tree.policy == "adaptive" else ("shape",):
         if getattr(tree, name) is None:
             yield (
                 f"tree.{name}: missing; tree.policy {tree.policy!r} needs an object with the keys depth, width, nodes"

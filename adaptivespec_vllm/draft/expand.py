@@ -6,9 +6,8 @@ level is one call of the head over the chosen nodes of all requests that still g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,8 @@ import torch
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft.pool import ROOT, CandidatePool
 from adaptivespec_vllm.types import DraftTree, TreeShape
+
+_NONE = np.empty(0, dtype=np.float32)
 
 
 @dataclass(slots=True)
@@ -52,15 +53,28 @@ class DraftHead(Protocol):
         """Map ids of the draft vocabulary to token ids of the target."""
 
 
+class Steering(Protocol):
+    """What the expansion asks a policy; shapes as in ``policy.base.Drafting``."""
+
+    def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
+        """What each candidate of a level is worth given its parent."""
+
+    def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
+        """How many of each request's frontier nodes to expand."""
+
+    def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
+        """How many of each request's candidates to keep."""
+
+
 @dataclass(slots=True)
 class _Growth:
     """One growing tree: its candidates, and the scratch rows of its expanded nodes."""
 
     pool: CandidatePool
-    frontier: np.ndarray
-    scratch_of: dict[int, int]
-    ancestors: list[int]
     level_row: dict[int, int]
+    frontier: np.ndarray = field(default_factory=lambda: np.array([ROOT]))
+    scratch_of: dict[int, int] = field(default_factory=dict)
+    ancestors: list[int] = field(default_factory=list)
 
 
 def scratch_rows_needed(shapes: Sequence[TreeShape]) -> int:
@@ -74,7 +88,7 @@ def expand_trees(
     tokens: torch.Tensor,
     shapes: Sequence[TreeShape],
     root_positions: Sequence[int],
-    min_path_probability: float,
+    steering: Steering,
 ) -> list[DraftTree]:
     """Draft one tree a request.
 
@@ -82,41 +96,77 @@ def expand_trees(
         head: the draft head, its first pass done.
         log_probs: ``float32 [B, k]`` draft log-probabilities of the k best children of each root, descending.
         tokens: ``int64 [B, k]`` their token ids (of the target's vocabulary).
-        shapes: bounds per request; ``nodes == 0`` drafts nothing.
+        shapes: bounds per request; ``nodes == 0`` drafts nothing, and its rows of ``log_probs`` are not looked at.
         root_positions: absolute position of each root.
-        min_path_probability: nodes whose path probability is below it are dropped.
+        steering: what candidates are worth, and how many are expanded and kept.
 
     Returns:
         The trees, in the order of the requests.
 
     """
-    min_value = math.log(min_path_probability) if min_path_probability > 0 else -math.inf
-    first_values, first_tokens = log_probs.numpy(), tokens.numpy()
-    growths: list[_Growth | None] = []
-    for b, shape in enumerate(shapes):
-        if shape.nodes == 0 or shape.depth == 0:
-            growths.append(None)
-            continue
-        pool = CandidatePool(shape, min_value)
-        frontier = pool.add_level(first_values[b : b + 1], first_tokens[b : b + 1], np.array([ROOT]))
-        growths.append(_Growth(pool, frontier, {}, [], {ROOT: b}))
-
-    width = max((s.width for s in shapes), default=0)
-    while any(growth is not None and len(growth.frontier) for growth in growths):
-        rows = _next_level(growths, root_positions)
-        draft_values, draft_ids = ops.topk_logprobs(head.level(rows), width)
-        values, ids = draft_values.numpy(), head.to_target(draft_ids).numpy()
-        start = rows.start.tolist()
-        for growth, first, end in zip(growths, start[:-1], start[1:], strict=True):
-            if growth is not None and end > first:
-                growth.level_row = {node: first + i for i, node in enumerate(growth.frontier.tolist())}
-                growth.frontier = growth.pool.add_level(values[first:end], ids[first:end], growth.frontier)
-
-    confidences = np.exp(first_values[:, 0]).tolist() if len(shapes) else []
-    return [
-        DraftTree([], [], position, confidence, shape) if growth is None else growth.pool.tree(position, confidence)
-        for growth, shape, position, confidence in zip(growths, shapes, root_positions, confidences, strict=True)
+    growths = [
+        _Growth(CandidatePool(shape), {ROOT: b}) if shape.nodes and shape.depth else None
+        for b, shape in enumerate(shapes)
     ]
+    width = max((s.width for s in shapes), default=0)
+    first_values, level_tokens = log_probs.numpy(), tokens.numpy()
+    growing = np.array([b for b, growth in enumerate(growths) if growth is not None], dtype=np.int64)
+    if len(growing):
+        _add_level(growths, first_values[growing], level_tokens[growing], growing, steering, depth=1)
+    for depth in range(2, max((s.depth for s in shapes), default=0) + 1):
+        _narrow(growths, steering)
+        counts = [0 if growth is None else len(growth.frontier) for growth in growths]
+        if not any(counts):
+            break
+        rows = _next_level(growths, root_positions)
+        values, ids = ops.topk_logprobs(head.level(rows), width)
+        owners = np.repeat(np.arange(len(growths)), counts)
+        _add_level(growths, values.numpy(), head.to_target(ids).numpy(), owners, steering, depth)
+
+    kept = steering.keep([_NONE if growth is None else growth.pool.values_of(growth.pool.ranked) for growth in growths])
+    return [
+        DraftTree([], [], position)
+        if growth is None
+        else growth.pool.tree(nodes, position, confidence=float(np.exp(first[0])))
+        for growth, nodes, first, position in zip(growths, kept, first_values, root_positions, strict=True)
+    ]
+
+
+def _add_level(
+    growths: Sequence[_Growth | None],
+    log_probs: np.ndarray,
+    tokens: np.ndarray,
+    owners: np.ndarray,
+    steering: Steering,
+    depth: int,
+) -> None:
+    """Give each tree the children of its frontier nodes: rows ``[R, k]``, grouped by request (``owners [R]``)."""
+    values = steering.values(log_probs, owners, depth)
+    ends = np.searchsorted(owners, np.arange(len(growths)), side="right").tolist()
+    for growth, first, end in zip(growths, [0, *ends], ends, strict=False):
+        if growth is None:
+            continue
+        if end == first:
+            growth.frontier = growth.frontier[:0]
+            continue
+        if depth > 1:
+            growth.level_row = {node: first + i for i, node in enumerate(growth.frontier.tolist())}
+        rows = slice(first, end)
+        growth.frontier = growth.pool.add_level(values[rows], log_probs[rows], tokens[rows], growth.frontier)
+
+
+def _narrow(growths: Sequence[_Growth | None], steering: Steering) -> None:
+    """Cut each frontier to the nodes that are expanded."""
+    if not any(growth is not None and len(growth.frontier) for growth in growths):
+        return
+    pools = [
+        (_NONE, _NONE) if g is None else (g.pool.values_of(g.frontier), g.pool.values_of(g.pool.ranked))
+        for g in growths
+    ]
+    counts = steering.expand([frontier for frontier, _ in pools], [candidates for _, candidates in pools])
+    for growth, count in zip(growths, counts, strict=True):
+        if growth is not None:
+            growth.frontier = growth.frontier[:count]
 
 
 def _next_level(growths: Sequence[_Growth | None], root_positions: Sequence[int]) -> LevelRows:

@@ -1,6 +1,6 @@
-"""Every decision of the policy as a line of JSON, for replay; off unless asked for.
+"""Every call of the policy and what came of it as a line of JSON, for replay; off unless asked for.
 
-``VLLM_ADAPTIVESPEC_DECISION_LOG=FILE`` makes the first worker append to FILE. A line holds a request id and numbers,
+``VLLM_ADAPTIVESPEC_DECISION_LOG=FILE`` makes the first worker append to FILE. A line holds request ids and numbers,
 nothing of any text. ``policy.replay`` computes logged decisions again.
 """
 
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from adaptivespec_vllm.policy.base import Decision
+from adaptivespec_vllm.policy.recording import Event
 
 VARIABLE = "VLLM_ADAPTIVESPEC_DECISION_LOG"
 
 
 class DecisionLog:
-    """Appends decisions to a file, a line each, complete at every step."""
+    """Appends events to a file, a line each, complete at every event."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -28,16 +27,11 @@ class DecisionLog:
         path = os.environ.get(VARIABLE)
         return DecisionLog(Path(path)) if path else None
 
-    def write(self, requests: Sequence[str], decisions: Sequence[Decision]) -> None:
-        """Log one step."""
-        lines = (
-            json.dumps({"request": request} | decision.to_dict()) + "\n"
-            for request, decision in zip(requests, decisions, strict=True)
-        )
-        self._file.write("".join(lines))
+    def write(self, event: Event) -> None:
+        """Log one event."""
+        self._file.write(json.dumps(event) + "\n")
 
 
-def read_log(path: Path) -> list[Decision]:
-    """The decisions of a log."""
-    rows = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return [Decision.from_dict({k: v for k, v in row.items() if k != "request"}) for row in rows]
+def read_log(path: Path) -> list[Event]:
+    """The events of a log."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

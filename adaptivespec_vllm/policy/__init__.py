@@ -8,22 +8,38 @@ from typing import TYPE_CHECKING
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 
 if TYPE_CHECKING:
-    from adaptivespec_vllm.policy.base import Decision, Mismatch, TreePolicy
+    from adaptivespec_vllm.policy.base import TreePolicy
+    from adaptivespec_vllm.policy.costs import Costs
+    from adaptivespec_vllm.policy.recording import Event, Mismatch
 
 
-def make_policy(config: AdaptiveSpecConfig) -> TreePolicy:
-    """The policy that ``tree.policy`` names."""
+def make_policy(config: AdaptiveSpecConfig, costs: Costs | None = None) -> TreePolicy:
+    """The policy that ``tree.policy`` names.
+
+    Args:
+        config: the settings.
+        costs: what a step costs here, for a policy that asks. None is the file that ``tree.costs`` names; without
+            that a stand-in, until ``costs`` of the policy is set.
+
+    Raises:
+        ConfigError: the file of costs cannot be used.
+
+    """
     if config.tree.policy == "static":
         from adaptivespec_vllm.policy.static import StaticPolicy
 
         return StaticPolicy(config)
-    from adaptivespec_vllm.policy.adaptive import AdaptivePolicy
+    if config.tree.policy == "adaptive":
+        from adaptivespec_vllm.policy.adaptive import AdaptivePolicy
 
-    return AdaptivePolicy(config)
+        return AdaptivePolicy(config)
+    from adaptivespec_vllm.policy.cost_aware import CostAwarePolicy
+
+    return CostAwarePolicy(config, costs)
 
 
-def replay(decisions: Iterable[Decision], config: AdaptiveSpecConfig) -> list[Mismatch]:
-    """Compute logged decisions again under a configuration; empty when the log holds what the policy says."""
-    from adaptivespec_vllm.policy.base import replay as replay_with
+def replay(events: Iterable[Event], config: AdaptiveSpecConfig) -> list[Mismatch]:
+    """Make logged calls again under a configuration; empty when the log holds what the policy says."""
+    from adaptivespec_vllm.policy.recording import replay as replay_with
 
-    return replay_with(decisions, make_policy(config))
+    return replay_with(events, lambda costs: make_policy(config, costs))

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig
-from adaptivespec_vllm.policy.base import Decision, TreePolicy
 from adaptivespec_vllm.policy.shape import interpolate
+from adaptivespec_vllm.policy.shaped import Decision, ShapedPolicy
 from adaptivespec_vllm.policy.signal import confidence_signal, strength
 from adaptivespec_vllm.types import RequestSignal
 
 
-class AdaptivePolicy(TreePolicy):
+class AdaptivePolicy(ShapedPolicy):
     """Between ``tree.low`` and ``tree.high`` by draft confidence times rolling acceptance.
 
     A request whose breaker is open has signal 0. With scope ``batch`` all requests of a step get the shape of their
@@ -24,7 +24,7 @@ class AdaptivePolicy(TreePolicy):
         assert config.tree.low is not None and config.tree.high is not None
         self._low, self._high = config.tree.low.tree_shape(), config.tree.high.tree_shape()
 
-    def decide(self, signals: Sequence[RequestSignal], confidences: Sequence[float], step: int = 0) -> list[Decision]:
+    def decide(self, signals: Sequence[RequestSignal], confidences: Sequence[float]) -> list[Decision]:
         dcs = [
             0.0 if signal.tripped else confidence_signal(confidence, signal.acceptance)
             for signal, confidence in zip(signals, confidences, strict=True)
@@ -34,7 +34,7 @@ class AdaptivePolicy(TreePolicy):
         for signal, confidence, own, used in zip(signals, confidences, dcs, shared, strict=True):
             s = strength(used, self.config.signal.divisor)
             shape = interpolate(self._low, self._high, s, self.config.max_nodes)
-            decisions.append(Decision(step, signal.acceptance, signal.tripped, confidence, own, s, shape))
+            decisions.append(Decision(signal.acceptance, signal.tripped, confidence, own, s, shape))
         return decisions
 
     @staticmethod

@@ -1,104 +1,124 @@
 """Contract of a tree policy.
 
-A policy is asked once a step which tree each request may draft, and told after the step what came of it. It holds no
-state of its own: everything it remembers of a request is in that request's :class:`RequestSignal`, so the same inputs
-give the same shapes, on any rank and in a replay.
+A policy is told before a step which requests there are, steers the drafting of their trees while they grow, and is
+told after the walk what came of each. A step in order::
+
+    drafting = policy.begin(requests, decoding)     which of them draft at all: drafting.drafts
+    drafting.bounds(confidences)                    after the head's first pass: the largest tree of each
+    drafting.values(log_probs, owners, depth)       once a level: what its candidates are worth
+    drafting.expand(frontiers, candidates)          once a level: how many nodes the head runs over next
+    drafting.keep(candidates)                       how many nodes are verified
+    policy.observe(feedbacks)                       after the target's walk
+    policy.forget(request)                          when a request ends
+
+Everything follows from these calls and their order: the same calls give the same trees, on any rank and in a replay.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.policy import signal as signals_
+from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.types import RequestSignal, StepFeedback, TreeShape
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Why a request got its shape: enough to compute it again.
+class Drafting(ABC):
+    """The drafting of one step, of all B requests of the batch, as a policy steers it.
 
     Attributes:
-        step: which step; decisions of one step were taken together.
-        acceptance: RAR of the request before the step.
-        tripped: whether its circuit breaker was open.
-        confidence: the draft's probability of its own first choice at the root.
-        dcs: confidence times RAR; 0 with the breaker open.
-        s: strength that gave the shape.
-        shape: what the request may draft.
+        drafts: ``[B]`` which requests draft at all. The others need no pass of the head.
+        reasons: plain numbers behind the decisions so far, by name; for the log.
 
     """
 
-    step: int
-    acceptance: float
-    tripped: bool
-    confidence: float
-    dcs: float
-    s: float
-    shape: TreeShape
+    def __init__(self, drafts: list[bool]) -> None:
+        self.drafts = drafts
+        self.reasons: dict[str, Any] = {}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for a JSON log line."""
-        return asdict(self) | {"shape": list(self.shape)}
+    @abstractmethod
+    def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
+        """The largest tree of each request; ``NO_TREE`` for those that do not draft.
 
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Decision:
-        return Decision(**(values | {"shape": TreeShape(*values["shape"])}))
+        Args:
+            confidences: ``[B]`` the draft's probability of its own first choice at each root (of requests that do not
+                draft: anything).
+
+        """
+
+    def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
+        """What each candidate of a level is worth, given that its parent is reached.
+
+        Args:
+            log_probs: ``float32 [R, k]`` conditional draft log-probabilities of the k best children of R nodes.
+            owners: ``int64 [R]`` request of each node, ascending.
+            depth: of the children, 1 below the root.
+
+        Returns:
+            ``float32 [R, k]``, at most 0 and in the order of ``log_probs``: what a node is worth is the sum along its
+            path, so a child is never worth more than its parent.
+
+        """
+        return log_probs
+
+    @abstractmethod
+    def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
+        """How many of each request's frontier nodes, from the first, the head runs over next.
+
+        Args:
+            frontiers: B times the path values of the nodes that may be expanded, descending.
+            candidates: B times the path values of all nodes so far that fit into the bounds, descending.
+
+        """
+
+    @abstractmethod
+    def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
+        """How many of each request's candidates, from the first, are verified; argument as in :meth:`expand`."""
 
 
 class TreePolicy(ABC):
-    """Chooses trees from signals; see the module's own text."""
+    """Decides how much is drafted; see the module's own text."""
+
+    costs: Costs | None = None
+    """What a step costs here; None for a policy that does not ask."""
 
     def __init__(self, config: AdaptiveSpecConfig) -> None:
         self.config = config
+        self.signals: dict[str, RequestSignal] = {}
+        """Rolling state, by request."""
+
+    def signal(self, request: str) -> RequestSignal:
+        """The rolling state of a request, which begins with the first question."""
+        if request not in self.signals:
+            self.signals[request] = self.new_signal()
+        return self.signals[request]
 
     def new_signal(self) -> RequestSignal:
         """The signal of a request that has not decoded yet."""
         return RequestSignal(acceptance=self.config.signal.initial)
 
-    def choose(self, signals: Sequence[RequestSignal], confidences: Sequence[float]) -> list[TreeShape]:
-        """A shape for each request of a step.
-
-        Args:
-            signals: one per request.
-            confidences: the draft's probability of its own first choice at each request's root, in the same order.
-
-        """
-        return [decision.shape for decision in self.decide(signals, confidences)]
+    def forget(self, request: str) -> None:
+        """The request has ended."""
+        self.signals.pop(request, None)
 
     @abstractmethod
-    def decide(self, signals: Sequence[RequestSignal], confidences: Sequence[float], step: int = 0) -> list[Decision]:
-        """The same as :meth:`choose`, with the reasons."""
+    def begin(self, requests: Sequence[str], decoding: Sequence[bool], rows: Sequence[int] | None = None) -> Drafting:
+        """Start the drafting of a step.
 
-    def observe(self, signal: RequestSignal, feedback: StepFeedback) -> None:
-        """Bring a request's signal up to date with what the step gave."""
-        signals_.observe(signal, feedback, self.config.signal)
+        Args:
+            requests: ids of the B requests of the batch.
+            decoding: ``[B]`` whether each one emits tokens in this step (False: its prompt is not read to its end).
+            rows: ``[B]`` rows that each one takes in the head's first pass; None is one row each. Those of requests
+                that do not decode are run in any case.
 
+        """
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A logged decision that comes out differently when computed again."""
-
-    index: int
-    logged: Decision
-    computed: Decision
-
-
-def replay(decisions: Iterable[Decision], policy: TreePolicy) -> list[Mismatch]:
-    """Compute logged decisions again from their inputs; the ones that differ, in the order of the log."""
-    steps: dict[int, list[tuple[int, Decision]]] = {}
-    for index, decision in enumerate(decisions):
-        steps.setdefault(decision.step, []).append((index, decision))
-    mismatches = []
-    for step, entries in steps.items():
-        signals = [RequestSignal(d.acceptance, tripped=d.tripped) for _, d in entries]
-        again = policy.decide(signals, [d.confidence for _, d in entries], step)
-        mismatches += [
-            Mismatch(index, logged, computed)
-            for (index, logged), computed in zip(entries, again, strict=True)
-            if logged != computed
-        ]
-    return sorted(mismatches, key=lambda mismatch: mismatch.index)
+    def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
+        """What the step gave, for every request that emitted tokens."""
+        for request, feedback in feedbacks.items():
+            signals_.observe(self.signal(request), feedback, self.config.signal)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig
-from adaptivespec_vllm.policy.base import Decision, TreePolicy
 from adaptivespec_vllm.policy.shape import bounded
+from adaptivespec_vllm.policy.shaped import Decision, ShapedPolicy
 from adaptivespec_vllm.policy.signal import confidence_signal
 from adaptivespec_vllm.types import RequestSignal
 
 
-class StaticPolicy(TreePolicy):
+class StaticPolicy(ShapedPolicy):
     """Always ``tree.shape``; signals are still kept, for the margin guard and the log."""
 
     def __init__(self, config: AdaptiveSpecConfig) -> None:
@@ -19,10 +19,9 @@ class StaticPolicy(TreePolicy):
         assert config.tree.shape is not None
         self._shape = bounded(config.tree.shape.tree_shape(), config.max_nodes)
 
-    def decide(self, signals: Sequence[RequestSignal], confidences: Sequence[float], step: int = 0) -> list[Decision]:
+    def decide(self, signals: Sequence[RequestSignal], confidences: Sequence[float]) -> list[Decision]:
         return [
             Decision(
-                step,
                 signal.acceptance,
                 signal.tripped,
                 confidence,

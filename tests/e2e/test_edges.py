@@ -206,7 +206,7 @@ def test_abort_in_the_middle(trees: Any, prompts: list, expected: list) -> None:
     kept = range(1, len(prompts), 2)
     assert [finished[f"a{i}"] for i in kept] == [expected[i] for i in kept]
     generate(trees, prompts[:1], greedy(1))  # one more step, in which the last requests are removed
-    assert len(runner.pending) <= 1 and len(runner.signals) <= 1
+    assert len(runner.pending) <= 1 and len(runner.policy.signals) <= 1
 
 
 @pytest.mark.parametrize("nodes", [7, 9])

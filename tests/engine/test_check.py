@@ -50,7 +50,7 @@ def check(*arguments: str) -> tuple[int, str]:
 def test_without_a_file_it_says_what_is_here():
     status, output = check()
     assert status == 0
-    for part in (vllm.__version__, "V1", f"{len(seams.check_seams())} found", "cpu", "lossless", "tree.high"):
+    for part in (vllm.__version__, "V1", f"{len(seams.check_seams())} found", "cpu", "lossless", "tree.shape"):
         assert part in output
     assert output.splitlines()[-1] == "ready"
 

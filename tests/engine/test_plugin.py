@@ -87,7 +87,7 @@ class TestAskedFor:
         config = engine_config(target, options)
         speculative = config.speculative_config
         assert isinstance(speculative, SpeculativeConfig)
-        assert (speculative.method, speculative.model, speculative.num_speculative_tokens) == ("eagle3", head, 7)
+        assert (speculative.method, speculative.model, speculative.num_speculative_tokens) == ("eagle3", head, 24)
         assert speculative.use_eagle()
         assert speculative.disable_padded_drafter_batch
         assert speculative.enforce_eager
@@ -156,9 +156,9 @@ class TestAskedFor:
         argv = ["--spec-method", "adaptivespec", "--spec-model", head, "--spec-tokens", "5"]
         config = from_command_line(parser, target, *argv)
         assert config.speculative_config.num_speculative_tokens == 5
-        assert config.speculative_config.adaptivespec.tree.high.depth == 5
+        assert config.speculative_config.adaptivespec.tree.shape.depth == 5
         config = engine_config(target, spec_method="adaptivespec", spec_model=head)
-        assert config.speculative_config.num_speculative_tokens == 7
+        assert config.speculative_config.num_speculative_tokens == 24
 
     def test_flags_beside_a_dict(self, target, head):
         config = engine_config(target, {"method": "adaptivespec"}, spec_model=head)
@@ -173,7 +173,7 @@ class TestAskedFor:
         for again in (pickle.loads(pickle.dumps(config)), replace(config)):
             assert type(again.speculative_config) is spec_config.AdaptiveSpecSpeculativeConfig
             assert again.speculative_config.adaptivespec == config.speculative_config.adaptivespec
-            assert again.speculative_config.num_speculative_tokens == 7
+            assert again.speculative_config.num_speculative_tokens == 24
             assert again.compute_hash() == config.compute_hash()
 
     @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ class TestAskedFor:
         config = engine_config(path, {"method": "adaptivespec", "margin": {"kappa": 0.5}})
         assert config.model_config.model == target
         assert config.speculative_config.model == path
-        assert config.speculative_config.num_speculative_tokens == 7
+        assert config.speculative_config.num_speculative_tokens == 24
         assert config.speculative_config.adaptivespec.margin.kappa == 0.5
         assert engine_config(target, {"method": "adaptivespec", "model": path}).speculative_config.adaptivespec
 

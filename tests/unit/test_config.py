@@ -29,9 +29,18 @@ DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 class TestResolve:
-    def test_minimal_is_lossless_and_adaptive(self):
+    def test_minimal_is_lossless_and_cost_aware(self):
         config = load(MINIMAL).config
         assert config.lossless
+        assert (config.tree.policy, config.tree.costs) == ("cost-aware", None)
+        assert config.tree.min_path_probability == 0.0
+        assert config.tree.shape.tree_shape() == (8, 4, 24)
+        assert config.tree.low is None and config.tree.high is None
+        assert config.num_speculative_tokens == config.max_nodes == 24
+        assert (config.max_depth, config.max_width) == (8, 4)
+
+    def test_adaptive(self):
+        config = resolve({"tree": {"policy": "adaptive"}})
         assert (config.tree.policy, config.tree.scope, config.tree.min_path_probability) == (
             "adaptive",
             "request",
@@ -43,8 +52,46 @@ class TestResolve:
         assert config.max_depth == 7
         assert config.max_width == 4
 
+    @pytest.mark.parametrize(
+        "tree",
+        [{"scope": "batch"}, {"low": {"width": 3}}, {"high": {"nodes": 7}}, {"min_path_probability": 0.0}],
+        ids=["scope", "low", "high", "min_path_probability"],
+    )
+    def test_a_key_that_belongs_to_adaptive_asks_for_it(self, tree):
+        assert resolve({"tree": tree}) == resolve({"tree": tree | {"policy": "adaptive"}})
+
+    @pytest.mark.parametrize("tree", [{}, {"shape": {"depth": 3}}, {"shape": None}, {"costs": "costs.json"}])
+    def test_any_other_key_is_cost_aware(self, tree):
+        assert resolve({"tree": tree}).tree.policy == "cost-aware"
+        assert resolve({"tree": tree}) == resolve({"tree": tree | {"policy": "cost-aware"}})
+
+    @pytest.mark.parametrize(
+        ("shape", "whole"),
+        [
+            ({"nodes": 5}, (5, 4, 5)),
+            ({"depth": 3}, (3, 4, 24)),
+            ({"width": 1}, (8, 1, 8)),
+            ({"depth": 1}, (1, 4, 4)),
+            ({"depth": 22}, (22, 3, 24)),
+            ({"depth": 2, "width": 2, "nodes": 6}, (2, 2, 6)),
+        ],
+    )
+    def test_a_part_of_the_largest_tree(self, shape, whole):
+        assert resolve({"tree": {"shape": shape}}).tree.shape.tree_shape() == whole
+
+    def test_the_largest_tree_is_cut_to_the_cap(self):
+        assert resolve({"num_speculative_tokens": 6}).tree.shape.tree_shape() == (6, 4, 6)
+        assert resolve({"num_speculative_tokens": 32}).tree.shape.tree_shape() == (8, 4, 24)
+
+    def test_costs_in_the_home_directory(self, monkeypatch):
+        monkeypatch.setenv("HOME", "/home/of/somebody")
+        assert resolve({"tree": {"costs": "~/costs.json"}}).tree.costs == "/home/of/somebody/costs.json"
+
     def test_paper_preset(self):
         config = resolve({"preset": "paper"})
+        assert config.tree.policy == "adaptive"
+        assert config.tree.low.tree_shape() == (3, 4, 3)
+        assert config.tree.high.tree_shape() == (7, 1, 7)
         assert (config.tree.scope, config.tree.min_path_probability) == ("batch", 0.0)
         assert (config.signal.alpha, config.signal.initial, config.signal.divisor) == (0.3, 0.5, 0.5)
         assert config.signal.breaker_steps == 5
@@ -59,7 +106,7 @@ class TestResolve:
         assert config.max_nodes == 12
 
     def test_preset_shapes_are_cut_to_the_cap(self):
-        config = resolve({"num_speculative_tokens": 2})
+        config = resolve({"num_speculative_tokens": 2, "preset": "paper"})
         assert config.tree.low.tree_shape() == (2, 4, 2)
         assert config.tree.high.tree_shape() == (2, 1, 2)
 
@@ -88,7 +135,14 @@ class TestResolve:
         assert resolve({"margin": {}}).margin.kappa == 0.2
 
     def test_resolved_dict_is_a_fixed_point(self):
-        for options in ({}, {"preset": "paper"}, {"tree": STATIC}, {"margin": {}, "num_speculative_tokens": 5}):
+        for options in (
+            {},
+            {"preset": "paper"},
+            {"tree": STATIC},
+            {"tree": {"scope": "batch"}},
+            {"tree": {"policy": "cost-aware", "costs": "costs.json"}, "preset": "paper"},
+            {"margin": {}, "num_speculative_tokens": 5},
+        ):
             config = resolve(options)
             assert resolve(json.loads(json.dumps(config.to_resolved_dict()))) == config
 
@@ -237,14 +291,26 @@ FAULTS = [
     ({"tree": {"high": [7, 1, 7]}}, ["tree.high", "[7, 1, 7]", "depth, width, nodes"]),
     ({"tree": 5}, ["tree: got 5", "object with the keys"]),
     ({"tree": None}, ["tree: got null"]),
-    ({"tree": {"policy": "dynamic"}}, ["tree.policy", '"dynamic"', "'adaptive' or 'static'"]),
+    ({"tree": {"policy": "dynamic"}}, ["tree.policy", '"dynamic"', "'cost-aware' or 'adaptive' or 'static'"]),
     ({"tree": {"scope": "all"}}, ["tree.scope", "'request' or 'batch'"]),
     ({"tree": {"min_path_probability": 1.0}}, ["tree.min_path_probability", "below 1"]),
     ({"tree": {"low": None}}, ["tree.low", "missing"]),
     ({"tree": {"policy": "static"}}, ["tree.shape", "missing", "'static'"]),
     ({"tree": {"policy": "static", "shape": {"depth": 5, "width": 4}}}, ["tree.shape.nodes", "missing"]),
     ({"tree": STATIC | {"low": {"depth": 1}}}, ["tree.low", "not allowed", "'static'"]),
-    ({"tree": STATIC | {"policy": "adaptive"}}, ["tree.shape", "not allowed", "'adaptive'"]),
+    ({"tree": STATIC | {"policy": "adaptive"}}, ["tree.shape", "not allowed", "'adaptive'", "low, high"]),
+    ({"tree": STATIC | {"costs": "x"}}, ["tree.costs", "not allowed", "'static'"]),
+    ({"tree": {"shape": {"depth": 5}, "low": {"depth": 1}}}, ["tree.shape", "not allowed", "'adaptive'"]),
+    ({"tree": {"shape": {"depth": 5}}, "preset": "paper"}, ["tree.shape", "not allowed", "'adaptive'"]),
+    ({"tree": {"policy": "cost-aware", "low": {"depth": 1}}}, ["tree.low", "not allowed", "'cost-aware'", "shape"]),
+    ({"tree": {"policy": "cost-aware", "scope": "batch"}}, ["tree.scope", "not allowed", "'cost-aware'"]),
+    (
+        {"tree": {"policy": "cost-aware", "min_path_probability": 0.1}},
+        ["tree.min_path_probability", "not allowed", "'cost-aware'"],
+    ),
+    ({"tree": {"costs": {"target": []}}}, ["tree.costs", "got", "a string"]),
+    ({"tree": {"costs": ""}}, ["tree.costs", "not empty"]),
+    ({"tree": {"shape": {"depth": 30}}}, ["tree.shape.nodes", "got 24", "at least 30"]),
     ({"tree": {"high": {"depth": 7, "nodes": 6}}}, ["tree.high.nodes", "got 6", "at least 7"]),
     ({"tree": {"high": {"nodes": 8}}}, ["tree.high.nodes", "got 8", "at most 7"]),
     ({"tree": {"high": {"depth": 10, "width": 10, "nodes": 60}}}, ["tree.high.width", "got 10", "at most 7"]),

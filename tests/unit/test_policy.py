@@ -1,23 +1,26 @@
-"""The tree policy: published table of shapes, breaker, scopes, replay, margin guard."""
+"""Policies that follow the published rule: table of shapes, breaker, scopes, replay, margin guard."""
 
 from __future__ import annotations
 
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptivespec_vllm.config import MAX_EXPANDED_NODES, resolve
 from adaptivespec_vllm.policy import make_policy, replay
-from adaptivespec_vllm.policy.base import Decision
 from adaptivespec_vllm.policy.guard import STRICT, allowance
+from adaptivespec_vllm.policy.recording import Event, Recorded
 from adaptivespec_vllm.policy.shape import bounded, interpolate
+from adaptivespec_vllm.policy.shaped import ShapedPolicy
 from adaptivespec_vllm.policy.signal import breaker, confidence_signal, rolling_acceptance, strength
-from adaptivespec_vllm.types import RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
 
 PAPER = resolve({"preset": "paper"})
+ADAPTIVE = resolve({"tree": {"policy": "adaptive"}})
 LOW, HIGH = TreeShape(3, 4, 3), TreeShape(7, 1, 7)
 
 # s below the bound -> depth, width, nodes with the root counted, as published
@@ -47,6 +50,10 @@ feedbacks = st.builds(
 
 def with_root(shape: TreeShape) -> tuple[int, int, int]:
     return (shape.depth, shape.width, shape.nodes + 1)
+
+
+def shapes_of(policy: ShapedPolicy, signals, confidences) -> list[TreeShape]:
+    return [decision.shape for decision in policy.decide(signals, confidences)]
 
 
 def published(s: float) -> tuple[int, int, int]:
@@ -102,9 +109,9 @@ class TestSignal:
     @given(st.lists(feedbacks, max_size=30))
     def test_signal_stays_in_bounds(self, steps):
         policy = make_policy(PAPER)
-        signal = policy.new_signal()
+        signal = policy.signal("a")
         for step in steps:
-            policy.observe(signal, step)
+            policy.observe({"a": step})
             assert 0.0 <= signal.acceptance <= 1.0
             assert signal.misses >= 0
             assert signal.tripped == (signal.misses >= 5)
@@ -120,28 +127,43 @@ class TestAdaptive:
         return StepFeedback(confidence=1.0, drafted_depth=3, drafted_nodes=3, accepted=0)
 
     def test_five_misses_trip_the_breaker_until_something_is_accepted(self):
-        policy = make_policy(resolve({"signal": {"alpha": 0.01, "initial": 1.0}}))
-        signal = policy.new_signal()
+        policy = make_policy(resolve({"tree": {"policy": "adaptive"}, "signal": {"alpha": 0.01, "initial": 1.0}}))
+        signal = policy.signal("a")
         for _ in range(4):
-            policy.observe(signal, self.miss())
-        assert policy.choose([signal], [1.0]) == [HIGH]
-        policy.observe(signal, self.miss())
+            policy.observe({"a": self.miss()})
+        assert policy.begin(["a"], [True]).bounds([1.0]) == [HIGH]
+        policy.observe({"a": self.miss()})
         assert signal.tripped
-        assert policy.choose([signal], [1.0]) == [LOW]
-        policy.observe(signal, StepFeedback(1.0, 3, 3, accepted=1, promotions=1))
+        assert policy.begin(["a"], [True]).bounds([1.0]) == [LOW]
+        policy.observe({"a": StepFeedback(1.0, 3, 3, accepted=1, promotions=1)})
         assert not signal.tripped
-        assert policy.choose([signal], [1.0]) == [HIGH]
+        assert policy.begin(["a"], [True]).bounds([1.0]) == [HIGH]
+
+    def test_a_request_that_ends_is_forgotten(self):
+        policy = make_policy(ADAPTIVE)
+        for _ in range(9):
+            policy.observe({"a": self.miss()})
+        policy.forget("a")
+        assert policy.signals == {}
+        assert policy.signal("a") == policy.new_signal()
+
+    def test_a_request_that_reads_its_prompt_drafts_nothing_but_counts_in_the_mean(self):
+        policy = make_policy(PAPER)
+        policy.signal("b").acceptance = 0.0
+        drafting = policy.begin(["a", "b"], [True, False])
+        assert drafting.drafts == [True, False]
+        assert [with_root(shape) for shape in drafting.bounds([0.6, 1.0])] == [published(0.3), with_root(NO_TREE)]
 
     def test_start_value(self):
         policy = make_policy(PAPER)
         assert policy.new_signal() == RequestSignal(acceptance=0.5)
-        assert with_root(policy.choose([policy.new_signal()], [1.0])[0]) == (7, 1, 8)
-        assert with_root(policy.choose([policy.new_signal()], [0.5])[0]) == (5, 2, 6)
+        assert with_root(shapes_of(policy, [policy.new_signal()], [1.0])[0]) == (7, 1, 8)
+        assert with_root(shapes_of(policy, [policy.new_signal()], [0.5])[0]) == (5, 2, 6)
 
     def test_requests_choose_for_themselves(self):
-        policy = make_policy(resolve({}))
+        policy = make_policy(ADAPTIVE)
         signals = [RequestSignal(1.0), RequestSignal(0.0), RequestSignal(1.0, misses=5, tripped=True)]
-        assert policy.choose(signals, [1.0, 1.0, 1.0]) == [HIGH, LOW, LOW]
+        assert shapes_of(policy, signals, [1.0, 1.0, 1.0]) == [HIGH, LOW, LOW]
 
     def test_batch_scope_takes_the_mean_signal(self):
         policy = make_policy(PAPER)
@@ -155,8 +177,8 @@ class TestAdaptive:
     @given(unit, unit, st.booleans())
     def test_a_batch_of_one_is_the_same_in_both_scopes(self, acceptance, confidence, tripped):
         signal = [RequestSignal(acceptance, tripped=tripped)]
-        one, batch = make_policy(resolve({})), make_policy(PAPER)
-        assert one.choose(signal, [confidence]) == batch.choose(signal, [confidence])
+        one, batch = make_policy(ADAPTIVE), make_policy(PAPER)
+        assert shapes_of(one, signal, [confidence]) == shapes_of(batch, signal, [confidence])
 
     @given(st.lists(st.tuples(unit, unit), min_size=1, max_size=8), st.randoms())
     def test_batch_order_does_not_matter(self, requests, random):
@@ -168,60 +190,85 @@ class TestAdaptive:
         assert [decision.s for decision in first] == [decision.s for decision in second]
 
     def test_an_empty_batch(self):
-        assert make_policy(PAPER).choose([], []) == []
-        assert make_policy(resolve({})).choose([], []) == []
+        for config in (PAPER, ADAPTIVE):
+            drafting = make_policy(config).begin([], [])
+            assert (drafting.drafts, drafting.bounds([]), drafting.expand([], []), drafting.keep([])) == (
+                [],
+                [],
+                [],
+                [],
+            )
 
     def test_a_confidence_is_missing(self):
         with pytest.raises(ValueError):
-            make_policy(PAPER).choose([RequestSignal(0.5)], [])
+            make_policy(PAPER).begin(["a"], [True]).bounds([])
 
     @given(unit, unit)
     def test_cap_holds(self, acceptance, confidence):
-        policy = make_policy(resolve({"num_speculative_tokens": 5}))
-        assert policy.choose([RequestSignal(acceptance)], [confidence])[0].nodes <= 5
+        policy = make_policy(resolve({"tree": {"policy": "adaptive"}, "num_speculative_tokens": 5}))
+        assert shapes_of(policy, [RequestSignal(acceptance)], [confidence])[0].nodes <= 5
 
     @given(st.lists(feedbacks, max_size=20))
     def test_equal_end_shapes_are_static(self, steps):
         shape = {"depth": 5, "width": 4, "nodes": 8}
         moving = make_policy(resolve({"tree": {"low": shape, "high": shape}}))
         fixed = make_policy(resolve({"tree": {"policy": "static", "shape": shape}}))
-        a, b = moving.new_signal(), fixed.new_signal()
         for step in steps:
-            assert moving.choose([a], [step.confidence]) == fixed.choose([b], [step.confidence]) == [TreeShape(5, 4, 8)]
-            moving.observe(a, step)
-            fixed.observe(b, step)
-            assert a == b
+            for policy in (moving, fixed):
+                assert policy.begin(["a"], [True]).bounds([step.confidence]) == [TreeShape(5, 4, 8)]
+                policy.observe({"a": step})
+            assert moving.signals == fixed.signals
+
+    def test_unlikely_nodes_are_neither_expanded_nor_kept(self):
+        policy = make_policy(resolve({"tree": {"policy": "adaptive", "min_path_probability": 0.5}}))
+        drafting = policy.begin(["a", "b"], [True, True])
+        values = [np.log(np.float32([0.9, 0.5, 0.49])), np.float32([])]
+        assert drafting.expand(values, values) == drafting.keep(values) == [2, 0]
 
 
 class TestReplay:
-    def run(self, policy, steps) -> list[Decision]:
-        signals = [policy.new_signal(), policy.new_signal()]
-        log: list[Decision] = []
-        for number, (first, second) in enumerate(steps):
-            log += policy.decide(signals, [first.confidence, second.confidence], number)
-            policy.observe(signals[0], first)
-            policy.observe(signals[1], second)
-        return log
+    def run(self, config, steps) -> list[Event]:
+        log: list[Event] = []
+        policy = Recorded(make_policy(config), log.append)
+        for first, second in steps:
+            drafting = policy.begin(["a", "b"], [True, first.drafted_depth > 0])
+            drafting.bounds([first.confidence, second.confidence])
+            drafting.keep([np.float32([-0.1, -4.0]), np.float32([])])
+            policy.observe({"a": first, "b": second})
+            if first.accepted > 3:
+                policy.forget("a")
+        return json.loads(json.dumps(log))
 
-    @pytest.mark.parametrize("preset", ["default", "paper"])
+    @pytest.mark.parametrize("config", [PAPER, ADAPTIVE], ids=["paper", "adaptive"])
     @given(steps=st.lists(st.tuples(feedbacks, feedbacks), max_size=12))
-    def test_same_inputs_same_log_and_the_log_replays(self, preset, steps):
-        config = resolve({"preset": preset})
-        log = self.run(make_policy(config), steps)
-        assert log == self.run(make_policy(config), steps)
-        read_back = [Decision.from_dict(json.loads(json.dumps(decision.to_dict()))) for decision in log]
-        assert replay(read_back, config) == []
+    def test_same_inputs_same_log_and_the_log_replays(self, config, steps):
+        log = self.run(config, steps)
+        assert log == self.run(config, steps)
+        assert replay(log, config) == []
+
+    STEPS = [(StepFeedback(0.5, 3, 3, 2), StepFeedback(0.6, 4, 4, 1))] * 3
 
     def test_a_changed_shape_is_found(self):
-        log = make_policy(PAPER).decide([RequestSignal(0.5)] * 3, [0.5] * 3)
-        wrong = Decision.from_dict(log[1].to_dict() | {"shape": (9, 9, 9)})
-        mismatches = replay([log[0], wrong, log[2]], PAPER)
-        assert [mismatch.index for mismatch in mismatches] == [1]
-        assert mismatches[0].computed == log[1]
+        log = self.run(PAPER, self.STEPS)
+        index = [event["call"] for event in log].index("bounds")
+        right = log[index]["result"]["shapes"]
+        log[index]["result"] = log[index]["result"] | {"shapes": [right[0], [9, 9, 9]]}
+        mismatches = replay(log, PAPER)
+        assert [(mismatch.index, mismatch.call) for mismatch in mismatches] == [(index, "bounds")]
+        assert mismatches[0].logged["shapes"][1] == [9, 9, 9]
+        assert mismatches[0].computed["shapes"] == right
 
     def test_another_configuration_is_found(self):
-        log = make_policy(PAPER).decide([RequestSignal(0.5)], [0.5])
+        log = self.run(PAPER, self.STEPS)
         assert replay(log, resolve({"preset": "paper", "signal": {"divisor": 1.0}}))
+
+    def test_engines_one_after_the_other_in_a_log(self):
+        log = self.run(PAPER, self.STEPS)
+        assert replay(log + log, PAPER) == []
+
+    def test_a_log_without_its_beginning(self):
+        with pytest.raises(ValueError, match="before any 'start'"):
+            replay(self.run(PAPER, self.STEPS)[1:], PAPER)
 
 
 class TestGuard:
@@ -256,7 +303,6 @@ class TestGuard:
 
     def test_regret_adds_up(self):
         policy = make_policy(resolve({}))
-        signal = policy.new_signal()
-        policy.observe(signal, StepFeedback(0.5, 3, 3, 2, promotions=1, regret=0.75))
-        policy.observe(signal, StepFeedback(0.5, 3, 3, 2, promotions=1, regret=0.5))
-        assert signal.regret == 1.25
+        policy.observe({"a": StepFeedback(0.5, 3, 3, 2, promotions=1, regret=0.75)})
+        policy.observe({"a": StepFeedback(0.5, 3, 3, 2, promotions=1, regret=0.5)})
+        assert policy.signal("a").regret == 1.25

@@ -97,7 +97,7 @@ class TreeProposer(EagleProposer):
             self.head.to_target(ids),
             shapes,
             roots,
-            self.runner.settings.tree.min_path_probability,
+            self.runner.drafting,
         )
         self.runner.stats.seconds["draft/levels/forward"] += self.head.seconds - forward
         self.runner.keep_trees(trees)

@@ -29,7 +29,8 @@ from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.kv import plan_commit
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.guard import allowance
-from adaptivespec_vllm.types import NO_TREE, DraftTree, RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.policy.recording import Recorded
+from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
 from adaptivespec_vllm.verify import RequestMargin
 
 if TYPE_CHECKING:
@@ -43,23 +44,22 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
         self.stats = WorkerStats()
         self.step: Step | None = None
-        self.signals: dict[str, RequestSignal] = {}
-        """Rolling state of the policy, by request."""
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
         self._attention_steps: list[TreeAttentionStep] = []
-        self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
-        self._decided = 0
 
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
         self.policy = make_policy(settings)
+        if self._decision_log is not None:
+            self.policy = Recorded(self.policy, self._decision_log.write)
         self.max_width = settings.max_width
 
     # --- start -------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class TreeModelRunner(CPUModelRunner):
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
         self.pending.pop(req_id, None)
-        self.signals.pop(req_id, None)
+        self.policy.forget(req_id)
 
     def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
         """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
@@ -244,6 +244,7 @@ class TreeModelRunner(CPUModelRunner):
         stats = self.stats
         stats.engine_steps += 1
         sampled = self.sampled_requests()
+        feedbacks: dict[str, StepFeedback] = {}
         for b, (accepted, promotions, regret) in enumerate(columns):
             if not sampled[b]:
                 continue
@@ -259,11 +260,20 @@ class TreeModelRunner(CPUModelRunner):
             stats.drafted_width += max((depths.count(d) for d in range(1, depth + 1)), default=0)
             stats.promotions += promotions
             stats.regret += regret
-            if step.drafted[b] and len(tree):
-                self.policy.observe(
-                    self.signal(self.input_batch.req_ids[b]),
-                    StepFeedback(tree.confidence, depth, len(tree), accepted, promotions, regret),
+            feedbacks[self.input_batch.req_ids[b]] = (
+                StepFeedback(
+                    tree.confidence,
+                    depth,
+                    len(tree),
+                    accepted,
+                    promotions,
+                    regret,
+                    tree.verdicts(result.paths[b, :accepted].tolist()),
                 )
+                if step.drafted[b] and len(tree)
+                else NOTHING_DRAFTED
+            )
+        self.policy.observe(feedbacks)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM rewinds the noise of partly prefilled requests by an offset that generators on the CPU do not have. Ours
@@ -285,12 +295,6 @@ class TreeModelRunner(CPUModelRunner):
         """Which requests of the batch emit tokens in this step (the others are partly prefilled)."""
         return (~self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
 
-    def signal(self, req_id: str) -> RequestSignal:
-        """The policy's rolling state of a request."""
-        if req_id not in self.signals:
-            self.signals[req_id] = self.policy.new_signal()
-        return self.signals[req_id]
-
     def margins(self) -> list[RequestMargin | None]:
         """The margin rule of each request in this step."""
         assert self.step is not None
@@ -302,7 +306,7 @@ class TreeModelRunner(CPUModelRunner):
         ]
 
     def _margin(self, req_id: str) -> RequestMargin | None:
-        allowed = allowance(self.settings.margin, self.settings.guard, self.signal(req_id))
+        allowed = allowance(self.settings.margin, self.settings.guard, self.policy.signal(req_id))
         if allowed.max_log_ratio is None:
             return None
         params = self.requests[req_id].sampling_params
@@ -330,18 +334,11 @@ class TreeModelRunner(CPUModelRunner):
     def choose_shapes(self, confidences: Sequence[float]) -> list[TreeShape]:
         """Bounds of each request's next tree."""
         req_ids = self.input_batch.req_ids
-        decisions = self.policy.decide([self.signal(r) for r in req_ids], list(confidences), self._decided)
-        self._decided += 1
-        if self._decision_log is not None:
-            self._decision_log.write(req_ids, decisions)
+        self.drafting = self.policy.begin(req_ids, self.sampled_requests())
         chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
-        sampled = self.sampled_requests()
         chosen = []
-        for b, (req_id, decision) in enumerate(zip(req_ids, decisions, strict=True)):
-            shape = decision.shape
-            if not sampled[b]:
-                shape = NO_TREE
-            elif chain_for_all or self._needs_chain(req_id):
+        for req_id, shape in zip(req_ids, self.drafting.bounds(confidences), strict=True):
+            if shape.nodes and (chain_for_all or self._needs_chain(req_id)):
                 depth = min(shape.depth, shape.nodes)
                 shape = TreeShape(depth, 1, depth)
             chosen.append(shape)

@@ -1,0 +1,164 @@
+"""What is worth its time: choices over all requests of a step, given what each node is expected to bring.
+
+Throughout, ``rate`` is the price of time in tokens a second: what a second brings elsewhere. A choice maximises
+expected tokens - rate * seconds. Ties go to fewer nodes, then to the shallower node, then to the earlier request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adaptivespec_vllm.policy.costs import CostTable
+from adaptivespec_vllm.policy.survival import LEVELS, MOST
+
+
+def nodes_to_keep(
+    survivals: Sequence[np.ndarray],
+    base_rows: int,
+    rate: float,
+    target: CostTable,
+    least: np.ndarray | None = None,
+) -> list[int]:
+    """How many nodes of each request to verify.
+
+    Every node's survival adds to the expected tokens, so for any number of nodes the best are the most likely ones,
+    and all numbers are tried: exact for any cost table.
+
+    Args:
+        survivals: B times the probabilities that nodes are accepted, descending.
+        base_rows: rows of the target's pass without any node.
+        rate: tokens a second.
+        target: seconds of the target's pass by rows.
+        least: ``[B]`` number of nodes of each request that are kept whatever they cost; None is none.
+
+    """
+    flat, owner, place = _flat(survivals)
+    forced = np.zeros(0, dtype=bool) if least is None else place < least[owner]
+    order = np.lexsort((-flat, ~forced)) if forced.any() else np.argsort(-flat, kind="stable")
+    tokens = np.concatenate([[0.0], np.cumsum(flat[order])])
+    score = tokens - rate * target(base_rows + np.arange(len(tokens)))
+    fewest = int(np.count_nonzero(forced))
+    nodes = fewest + int(np.argmax(score[fewest:]))
+    return np.bincount(owner[order[:nodes]], minlength=len(survivals)).tolist()
+
+
+def price_of_a_row(survivals: Sequence[np.ndarray], base_rows: int, rate: float, target: CostTable, more: int) -> float:
+    """Tokens that ``more`` rows added to the best choice so far would have to bring, each.
+
+    A new row either makes the target's pass longer or takes the place of the least likely node that is kept now.
+    """
+    kept = [values[:n] for values, n in zip(survivals, nodes_to_keep(survivals, base_rows, rate, target), strict=True)]
+    rows = base_rows + sum(map(len, kept))
+    longer = rate * (target(rows + more) - target(rows)) / more
+    return min(longer, min((float(values[-1]) for values in kept if len(values)), default=longer))
+
+
+def nodes_to_expand(gains: Sequence[np.ndarray], rate: float, level: CostTable) -> list[int]:
+    """How many frontier nodes of each request the head should run over; all zero ends the trees.
+
+    Args:
+        gains: B times the expected tokens, net of the rows that verify them, that expanding each node brings,
+            descending.
+        rate: tokens a second.
+        level: seconds of a level by rows; no rows are no level.
+
+    """
+    flat, owner, _ = _flat(gains)
+    order = np.argsort(-flat, kind="stable")
+    score = np.cumsum(flat[order]) - rate * level(np.arange(1, len(flat) + 1))
+    nodes = int(np.argmax(score)) + 1 if len(score) and score.max() > 0 else 0
+    return np.bincount(owner[order[:nodes]], minlength=len(gains)).tolist()
+
+
+def gain_of_children(
+    reached: np.ndarray, g: np.ndarray, children: np.ndarray, correction: np.ndarray, price: float
+) -> np.ndarray:
+    """Expected tokens that the children of nodes bring, net of the rows of those that are worth one.
+
+    Args:
+        reached: ``[R]`` probability that each node is accepted.
+        g: ``[K]`` probability that a child near each knot is taken.
+        children: ``[K]`` expected number of children near each knot.
+        correction: ``[R]`` factor of each node's request on ``g``.
+        price: tokens that a verified row has to bring.
+
+    Returns:
+        ``[R]``
+
+    """
+    survival = reached[:, None] * np.minimum(correction[:, None] * g, MOST)
+    return np.maximum(survival - price, 0.0) @ children
+
+
+def gain_of_drafting(
+    g: np.ndarray,
+    children: np.ndarray,
+    best_child: np.ndarray,
+    correction: np.ndarray,
+    price: float,
+    level_price: float,
+    depth: int,
+) -> np.ndarray:
+    """Expected tokens that drafting brings to each request, net of verified rows and levels but not the first pass.
+
+    Follows the best child of each node for as many levels as ``g`` tells apart, and stops where a level does not pay.
+
+    Args:
+        g: ``[LEVELS, K]`` as in :func:`gain_of_children`, by level.
+        children: ``[LEVELS, K]`` likewise.
+        best_child: ``[LEVELS, K]`` how often a node's best child is near each knot.
+        correction: ``[B]`` of each request.
+        price: tokens that a verified row has to bring.
+        level_price: tokens that a request's share of a level has to bring.
+        depth: levels of the largest tree.
+
+    Returns:
+        ``[B]``
+
+    """
+    reached = np.ones_like(correction)
+    total = gain_of_children(reached, g[0], children[0], correction, price)
+    worth = total > 0
+    for level in range(1, min(depth, LEVELS)):
+        reached = reached * np.minimum(correction * (g[level - 1] @ best_child[level - 1]), MOST)
+        gain = gain_of_children(reached, g[level], children[level], correction, price) - level_price
+        worth = worth & (gain > 0)
+        if not worth.any():
+            break
+        total = total + np.where(worth, gain, 0.0)
+    return total
+
+
+def requests_to_draft(gains: np.ndarray, rows: np.ndarray, base_rows: int, rate: float, first: CostTable) -> np.ndarray:
+    """Which requests the head's first pass should run over.
+
+    Args:
+        gains: ``[B]`` expected tokens of drafting, net of everything but the first pass.
+        rows: ``[B]`` rows of each request in it.
+        base_rows: rows that it holds in any case.
+        rate: tokens a second.
+        first: seconds of the pass by rows; no rows are no pass.
+
+    Returns:
+        ``bool [B]``
+
+    """
+    order = np.argsort(-gains, kind="stable")
+    spent = first(base_rows + np.cumsum(rows[order])) - (first(base_rows) if base_rows else 0.0)
+    score = np.cumsum(gains[order]) - rate * spent
+    chosen = np.zeros(len(gains), dtype=bool)
+    if len(score) and score.max() > 0:
+        chosen[order[: int(np.argmax(score)) + 1]] = True
+    return chosen
+
+
+def _flat(lists: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The values of all requests one after the other, the request of each, and its place in its own list."""
+    counts = np.array([len(values) for values in lists], dtype=np.int64)
+    if not counts.sum():
+        return np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    owner = np.repeat(np.arange(len(lists)), counts)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.concatenate(lists).astype(np.float64), owner, place

@@ -1,0 +1,248 @@
+"""Drafts what gains more tokens than its time is worth.
+
+A step's time is a sum of measured costs, its tokens a sum of survival probabilities; time is worth the rate at which
+tokens come in the long run. ``docs/policy.md`` has the formulae.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.policy import choice
+from adaptivespec_vllm.policy.base import Drafting, TreePolicy
+from adaptivespec_vllm.policy.costs import UNMEASURED, Costs
+from adaptivespec_vllm.policy.shape import bounded
+from adaptivespec_vllm.policy.survival import LEAST, MOST, Survival, level_of
+from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
+
+LONGEST_WAIT = 64
+"""Steps between two probes of a request that does not pay, at most."""
+
+_FADE_REQUEST = 1 - 1 / 16
+"""A step of a request, in its correction."""
+
+_STRENGTH = 2.0
+"""Expected children that "this request is like all others" counts for."""
+
+_FADE_RATE = 1 - 1 / 64
+"""An engine step, in the long-run rate."""
+
+
+@dataclass(slots=True)
+class CostSignal(RequestSignal):
+    """What the policy keeps of a request besides."""
+
+    taken: float = 0.0
+    """Verified children that were taken, lately."""
+    expected: float = 0.0
+    """Those that should have been by what holds for all requests."""
+    wait: int = 1
+    """Steps to pass before a request that does not pay is probed."""
+    pause: int = 1
+    """Steps to pass after a probe that does not pay either."""
+    probing: bool = False
+    """The last step that drafted was a probe."""
+
+    @property
+    def correction(self) -> float:
+        """Factor on ``g``: how much better or worse than expected the draft does for this request."""
+        return (self.taken + _STRENGTH) / (self.expected + _STRENGTH)
+
+
+class CostAwarePolicy(TreePolicy):
+    """Maximises tokens a second from measured costs and learnt acceptance; ``tree.shape`` is the largest tree."""
+
+    def __init__(self, config: AdaptiveSpecConfig, costs: Costs | None = None) -> None:
+        super().__init__(config)
+        assert config.tree.shape is not None
+        self.shape = bounded(config.tree.shape.tree_shape(), config.max_nodes)
+        named = Costs.read(config.tree.costs) if costs is None and config.tree.costs is not None else None
+        self.costs: Costs = costs or named or UNMEASURED
+        self.survival = Survival()
+        self._emitted = self._plain = 16.0  # as if decoding plainly for a while
+        self._drafting: _CostAware | None = None
+
+    def new_signal(self) -> CostSignal:
+        return CostSignal(acceptance=self.config.signal.initial)
+
+    def signal(self, request: str) -> CostSignal:
+        signal = super().signal(request)
+        assert isinstance(signal, CostSignal)
+        return signal
+
+    @property
+    def speedup(self) -> float:
+        """Long-run tokens over those that plain decoding would have given in the same time; at least 1.
+
+        The time is that of the cost tables, so a busy machine does not disturb it.
+        """
+        return max(1.0, self._emitted / self._plain)
+
+    def rate(self, requests: int) -> float:
+        """Tokens a second that a step of so many requests has to bring to be worth its time."""
+        return self.speedup * self._plain_rate(requests)
+
+    def _plain_rate(self, requests: int) -> float:
+        return requests / (self.costs.overhead + self.costs.target(requests))
+
+    def begin(self, requests: Sequence[str], decoding: Sequence[bool], rows: Sequence[int] | None = None) -> Drafting:
+        signals = [self.signal(request) for request in requests]
+        self._drafting = _CostAware(self, signals, np.array(decoding, dtype=bool), rows)
+        return self._drafting
+
+    def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
+        super().observe(feedbacks)
+        if feedbacks:
+            self._learn(feedbacks)
+            self._account(feedbacks)
+        self._drafting = None
+
+    def _learn(self, feedbacks: Mapping[str, StepFeedback]) -> None:
+        """The table for all, then the correction of each."""
+        verified = [(self.signal(r), f.verdicts) for r, f in feedbacks.items() if f.verdicts.taken]
+        if not verified:
+            return
+        log_probs, depths, taken = (
+            np.concatenate(column) for column in zip(*(verdicts for _, verdicts in verified), strict=True)
+        )
+        owners = np.repeat(np.arange(len(verified)), [len(verdicts.taken) for _, verdicts in verified])
+        expected, went_on = self.survival.learn(log_probs, depths, taken, owners, len(verified))
+        for (signal, _), more_expected, more_taken in zip(verified, expected.tolist(), went_on.tolist(), strict=True):
+            signal.expected = signal.expected * _FADE_REQUEST + more_expected
+            signal.taken = signal.taken * _FADE_REQUEST + more_taken
+
+    def _account(self, feedbacks: Mapping[str, StepFeedback]) -> None:
+        """Tokens and modelled time of the step; whether probes paid."""
+        requests, nodes = len(feedbacks), sum(f.drafted_nodes for f in feedbacks.values())
+        drafting = self._drafting
+        verifying = self.costs.target(requests + nodes)
+        seconds = self.costs.overhead + verifying + (drafting.seconds if drafting else 0.0)
+        self._emitted = self._emitted * _FADE_RATE + requests + sum(f.accepted for f in feedbacks.values())
+        self._plain = self._plain * _FADE_RATE + seconds * self._plain_rate(requests)
+        if drafting is None:
+            return
+        share = drafting.seconds / max(1, sum(drafting.drafts))
+        row = (verifying - self.costs.target(requests)) / max(1, nodes)
+        for request, feedback in feedbacks.items():
+            signal = self.signal(request)
+            if signal.probing and feedback.accepted > drafting.rate * (share + row * feedback.drafted_nodes):
+                signal.wait, signal.pause = 0, 1
+
+
+class _CostAware(Drafting):
+    """One step: which requests draft, which nodes are expanded, which are verified.
+
+    Attributes:
+        rate: price of time, tokens a second.
+        seconds: modelled time of the head in this step.
+
+    """
+
+    def __init__(
+        self, policy: CostAwarePolicy, signals: list[CostSignal], decoding: np.ndarray, rows: Sequence[int] | None
+    ) -> None:
+        self._policy = policy
+        self._costs = policy.costs
+        self._survival = policy.survival
+        self._requests = int(np.count_nonzero(decoding))
+        self.rate = policy.rate(self._requests) if self._requests else 0.0
+        self.seconds = 0.0
+        self._correction = np.array([signal.correction for signal in signals])
+        self._probes = np.zeros(len(signals), dtype=bool)
+        first_rows = decoding.astype(np.int64) if rows is None else np.array(rows, dtype=np.int64)
+        gains = self._choose(signals, decoding, first_rows)
+        super().__init__(self._drafts.tolist())
+        self.reasons = {"rate": self.rate, "corrections": self._correction.tolist(), "gains": gains.tolist()}
+
+    def _choose(self, signals: list[CostSignal], decoding: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Set which requests draft; their expected gains."""
+        costs, survival = self._costs, self._survival
+        gains = np.zeros(len(signals))
+        chosen = decoding
+        base_rows = int(rows[~decoding].sum())
+        for _ in range(2):  # the second time with the shares of those that were chosen
+            sharing = int(np.count_nonzero(chosen))
+            if not sharing:
+                break
+            row = (costs.target(self._requests + sharing) - costs.target(self._requests)) / sharing
+            gains[decoding] = choice.gain_of_drafting(
+                survival.table,
+                survival.children,
+                survival.best_child,
+                self._correction[decoding],
+                self.rate * row,
+                self.rate * costs.level(sharing) / sharing,
+                self._policy.shape.depth,
+            )
+            chosen = np.zeros_like(decoding)
+            chosen[decoding] = choice.requests_to_draft(
+                gains[decoding], rows[decoding], base_rows, self.rate, costs.first
+            )
+            if np.count_nonzero(chosen) == sharing:
+                break
+        for b, signal in enumerate(signals):
+            if decoding[b]:
+                self._probes[b] = _probe(signal, bool(chosen[b]))
+        self._correction[self._probes] = 1.0  # as if it were new, or it would not draft anything
+        self._drafts = chosen | self._probes
+        if self._drafts.any():
+            drafted = int(rows[self._drafts].sum())
+            self.seconds += costs.first(base_rows + drafted) - (costs.first(base_rows) if base_rows else 0.0)
+        return gains
+
+    def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
+        return [self._policy.shape if drafts else NO_TREE for drafts in self.drafts]
+
+    def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
+        self._depth = depth
+        self._survival.look(log_probs, depth)
+        taken = self._survival.probability(log_probs, depth) * self._correction[owners, None]
+        return np.log(np.clip(np.nan_to_num(taken), LEAST, MOST)).astype(np.float32)
+
+    def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
+        sizes = [len(values) for values in frontiers]
+        growing = sum(size > 0 for size in sizes)
+        if not growing:
+            return sizes
+        survival, level = self._survival, level_of(self._depth + 1)
+        price = choice.price_of_a_row(
+            [np.exp(values) for values in candidates], self._requests, self.rate, self._costs.target, growing
+        )
+        gains = choice.gain_of_children(
+            np.exp(np.concatenate(frontiers)),
+            survival.table[level],
+            survival.children[level],
+            np.repeat(self._correction, sizes),
+            price,
+        )
+        counts = choice.nodes_to_expand(np.split(gains, np.cumsum(sizes)[:-1]), self.rate, self._costs.level)
+        if any(counts):
+            self.seconds += self._costs.level(sum(counts))
+        return counts
+
+    def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
+        return choice.nodes_to_keep(
+            [np.exp(values) for values in candidates],
+            self._requests,
+            self.rate,
+            self._costs.target,
+            least=self._probes,
+        )
+
+
+def _probe(signal: CostSignal, pays: bool) -> bool:
+    """Whether a request is probed in this step; sets when it is next."""
+    signal.probing = False
+    if pays:
+        signal.wait = signal.pause = 1
+    elif signal.wait > 0:
+        signal.wait -= 1
+    else:
+        signal.probing = True
+        signal.pause = min(LONGEST_WAIT, 2 * signal.pause)
+        signal.wait = signal.pause
+    return signal.probing

@@ -82,9 +82,14 @@ def _text(value: Any) -> str:
     return shortened(json.dumps(value))
 
 
-def is_held_out(prompt_id: str) -> bool:
-    """Whether answers to a prompt are for measuring only; all answers to one prompt are on the same side."""
-    return int.from_bytes(hashlib.sha256(prompt_id.encode()).digest()[:4], "big") % HELD_OUT == 0
+def held_out(answers: Sequence[Answer]) -> list[int]:
+    """Indices of the answers that are for measuring only: those of one prompt in ``HELD_OUT``, at least of one.
+
+    All answers to one prompt are on the same side, whichever other prompts there are.
+    """
+    ranks = {a.id: int.from_bytes(hashlib.sha256(a.id.encode()).digest()[:4], "big") for a in answers}
+    first = min(ranks, key=lambda name: (ranks[name] % HELD_OUT, ranks[name]))
+    return [i for i, a in enumerate(answers) if ranks[a.id] % HELD_OUT == 0 or a.id == first]
 
 
 # --- stage 1: answers ---
@@ -179,8 +184,9 @@ def train(recipe: Recipe, directory: Path, report: Report) -> None:
         Extractor(target, layers), answers, directory / "features", lambda n, of: report("features", n, of, "shards")
     )
 
+    measured = set(held_out(answers))
     vocabulary = choose_vocabulary(
-        (a.answer_ids for a in answers if not is_held_out(a.id)),
+        (a.answer_ids for i, a in enumerate(answers) if i not in measured),
         min(recipe.draft_vocabulary, config.vocab_size),
         config.vocab_size,
         stop_ids(config),
@@ -196,7 +202,7 @@ def train(recipe: Recipe, directory: Path, report: Report) -> None:
         network.to(device),
         TargetOutput(output, vocabulary.ids.to(device)),
         Shards(directory / "features"),
-        [i for i, a in enumerate(answers) if is_held_out(a.id)],
+        sorted(measured),
         schedule,
         directory,
     )

@@ -48,9 +48,8 @@ class Oracle:
         """Give the runner its own drafting back."""
         self._runner.drafter._draft = self._stock
 
-    def _draft(self, target_positions: torch.Tensor, metadata: Any) -> list[list[int]]:
+    def _draft(self, roots: list[int], block_table: torch.Tensor) -> list[list[int]]:
         runner = self._runner
-        roots = (target_positions[runner.drafter._sampled_rows] + 1).tolist()
         trees = []
         for b, (req_id, sampled) in enumerate(zip(runner.input_batch.req_ids, runner.sampled_requests(), strict=True)):
             state = runner.requests[req_id]

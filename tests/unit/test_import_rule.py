@@ -24,12 +24,12 @@ LEVELS = [
     {"engine"},
     {"runtime"},
     {"provenance", "screen"},
-    {"serve", "demo", "plugin"},
+    {"serve", "demo", "plugin", "training"},
     {"bench"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "demo", "bench", "cli"}
+MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "demo", "bench", "training", "cli"}
 NO_TORCH = {"policy", "config"}
 MAY_USE_TORCH_OPS = {"ops", "engine"}  # engine: vLLM's own ops
 

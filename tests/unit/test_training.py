@@ -17,7 +17,7 @@ from adaptivespec_vllm.training.export import TrainedHead, export
 from adaptivespec_vllm.training.features import Extractor, Shards, default_layers, extract
 from adaptivespec_vllm.training.network import Eagle3Network
 from adaptivespec_vllm.training.prompts import own_prompts, read_prompts
-from adaptivespec_vllm.training.recipe import Recipe, head_shape, is_held_out, ordered
+from adaptivespec_vllm.training.recipe import Recipe, head_shape, held_out, ordered
 from adaptivespec_vllm.training.trainer import Schedule, TargetOutput, Trainer, batches
 from adaptivespec_vllm.training.vocabulary import choose_vocabulary
 
@@ -110,11 +110,20 @@ def test_an_answer_cut_short_is_left_out(tmp_path: Path) -> None:
     assert [a.id for a in read_answers(path)] == ["a"]
 
 
-def test_order_and_held_out_do_not_depend_on_when_an_answer_came(answers: list[Answer]) -> None:
+def test_order_does_not_depend_on_when_an_answer_came(answers: list[Answer]) -> None:
     assert ordered(answers, 1000) == ordered(answers[::-1], 1000)
     assert all(len(a.prompt_ids) + len(a.answer_ids) <= 12 for a in ordered(answers, 12))
-    share = sum(is_held_out(str(i)) for i in range(5000)) / 5000
-    assert 0.015 < share < 0.025
+
+
+def test_one_prompt_in_fifty_is_held_out_with_all_its_answers() -> None:
+    def made(names: range) -> list[Answer]:
+        return [Answer(str(name), "text", t, [1], [1]) for name in names for t in (0.0, 0.7)]
+
+    many = made(range(5000))
+    measured = held_out(many)
+    assert 0.015 < len(measured) / len(many) < 0.025
+    assert measured == sorted({i for i in measured} | {i ^ 1 for i in measured})
+    assert len(held_out(made(range(3)))) == 2
 
 
 # --- features ---

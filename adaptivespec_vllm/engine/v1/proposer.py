@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
+from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF, Backlog, Rows, metadata_of, slots_of
 from adaptivespec_vllm.engine.v1.head import Eagle3Head
-from adaptivespec_vllm.types import NO_TREE, TreeShape
+from adaptivespec_vllm.types import NO_TREE, DraftTree, TreeShape
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
@@ -34,6 +37,9 @@ class TreeProposer(EagleProposer):
         self.window = self.draft_model_config.max_model_len
         """Positions that the head can tell apart."""
         self.head: Eagle3Head | None = None
+        self.backlog = Backlog()
+        self._chosen: list[int] = []
+        """Requests of the last first pass, in its order."""
         self._first_pass: tuple[torch.Tensor, torch.Tensor] | None = None
         self._sampled_rows = torch.empty(0)
 
@@ -66,42 +72,114 @@ class TreeProposer(EagleProposer):
         num_tokens, self._sampled_rows, metadata = super().set_inputs_first_pass(*args, **kwargs)
         return num_tokens, self._sampled_rows, metadata
 
-    def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> list[list[int]]:  # type: ignore[override]
+    def propose(self, num_speculative_tokens: int, **kwargs: Any) -> list[list[int]]:  # type: ignore[override]
         """Draft the trees of the batch and hand their tokens to the scheduler, best nodes first."""
         stats = self.runner.stats
         with stats.timed("draft/first"):
-            # Zero tokens ask for the first pass only; the attribute it leaves behind sizes vLLM's dummy runs.
-            super().propose(0, *args, **kwargs)
+            self._run_first_pass(**kwargs)
+            # The attribute that the pass leaves behind sizes vLLM's dummy runs.
             self.num_speculative_tokens = num_speculative_tokens
         with stats.timed("draft/levels"):
-            trees = self._draft(kwargs["target_positions"], kwargs["common_attn_metadata"])
-        return trees
+            ends = kwargs["common_attn_metadata"].query_start_loc_cpu[1:].long()
+            roots = kwargs["target_positions"][ends - 1] + 1
+            return self._draft(roots.tolist(), kwargs["common_attn_metadata"].block_table_tensor)
 
-    def _draft(self, target_positions: torch.Tensor, metadata: CommonAttentionMetadata) -> list[list[int]]:
+    def _run_first_pass(self, **kwargs: Any) -> None:
+        """vLLM's first pass over the requests that need it; the rows of the others are put off."""
+        common: CommonAttentionMetadata = kwargs["common_attn_metadata"]
+        requests = self.runner.input_batch.req_ids
+        rows = Rows(kwargs["target_token_ids"], kwargs["target_positions"], kwargs["target_hidden_states"])
+        starts = common.query_start_loc_cpu.tolist()
+        own = [rows.part(first, end) for first, end in itertools.pairwise(starts)]
+        positions = rows.positions[common.query_start_loc_cpu[:-1].long()].tolist()
+        waiting = [self.backlog.waiting(request, at) for request, at in zip(requests, positions, strict=True)]
+        lengths = [len(part) + more for part, more in zip(own, waiting, strict=True)]
+        self._chosen = self._choose(lengths, self.runner.begin_drafting(lengths))
+
+        if len(self._chosen) < len(requests):
+            for b in set(range(len(requests))).difference(self._chosen):
+                self.backlog.put(requests[b], own[b])
+        elif not any(waiting):
+            super().propose(0, **kwargs)  # zero tokens ask for the first pass only
+            return
+        if not self._chosen:
+            return
+        whole = [Rows.joined([*self.backlog.take(requests[b]), own[b]]) for b in self._chosen]
+        block_size = self.runner.input_batch.block_table.block_tables[self.kv_cache_gid].block_size
+        table = common.block_table_tensor
+        slots = [slots_of(part.positions, table[b], block_size) for b, part in zip(self._chosen, whole, strict=True)]
+        joined, chosen = Rows.joined(whole), torch.tensor(self._chosen)
+        kwargs |= {
+            "target_token_ids": joined.tokens,
+            "target_positions": joined.positions,
+            "target_hidden_states": joined.hidden,
+            "next_token_ids": kwargs["next_token_ids"][chosen],
+            "common_attn_metadata": metadata_of(common, chosen, [len(part) for part in whole], table, torch.cat(slots)),
+        }
+        super().propose(0, **kwargs)
+
+    def _choose(self, lengths: Sequence[int], drafts: Sequence[bool]) -> list[int]:
+        """Requests that go through the first pass: those that draft, and those whose rows are too many to put off.
+
+        What does not fit into the pass with its backlog waits once more, and does not draft.
+        """
+        sampled = self.runner.sampled_requests()
+        needed = [not sampled[b] or drafts[b] or lengths[b] > MOST_PUT_OFF for b in range(len(lengths))]
+        room = self.max_num_tokens - sum(n for n, s in zip(lengths, sampled, strict=True) if not s)
+        chosen = []
+        for b, length in enumerate(lengths):
+            if needed[b] and (not sampled[b] or length <= room):
+                chosen.append(b)
+                room -= length if sampled[b] else 0
+        return chosen
+
+    def _draft(self, roots: list[int], block_table: torch.Tensor) -> list[list[int]]:
+        """Draft behind the first pass.
+
+        Args:
+            roots: ``[B]`` position of each request's root.
+            block_table: ``int32 [B, blocks]``.
+
+        """
+        runner = self.runner
+        drafts = runner.drafting.drafts
+        places = [(place, b) for place, b in enumerate(self._chosen) if drafts[b]]
+        if not places:
+            trees = [DraftTree([], [], root) for root in roots]
+        else:
+            trees = self._grow(*(list(column) for column in zip(*places, strict=True)), roots, block_table)
+        runner.keep_trees(trees)
+        return [tree.tokens for tree in trees]
+
+    def _grow(
+        self, places: list[int], requests: list[int], roots: list[int], block_table: torch.Tensor
+    ) -> list[DraftTree]:
+        """Trees of the requests that draft, which are at ``places`` of the first pass, and empty ones of the others."""
         assert self._first_pass is not None
-        rows = self._sampled_rows
-        last_hidden, hidden = (t[rows] for t in self._first_pass)
-        root_positions = (target_positions[rows] + 1).to(torch.int32)
         if self.head is None:
             self.head = Eagle3Head(self.model)
+        rows = self._sampled_rows[places]
+        last_hidden, hidden = (t[rows] for t in self._first_pass)
         log_probs, ids = ops.topk_logprobs(self.head.logits(last_hidden), self.runner.max_width)
-        roots = root_positions.tolist()
-        shapes = self.runner.choose_shapes(np.exp(log_probs[:, 0].numpy()).tolist())
-        shapes = [self._fit(shape, root) for shape, root in zip(shapes, roots, strict=True)]
+        tokens = self.head.to_target(ids)
+        if len(requests) < len(roots):
+            at = torch.tensor(requests)
+            hidden, log_probs, tokens = (
+                t.new_zeros(len(roots), t.shape[1]).index_copy(0, at, t) for t in (hidden, log_probs, tokens)
+            )
+        shapes = self.runner.bounds(np.exp(log_probs[:, 0].numpy()).tolist())
+        growing = set(requests)
+        shapes = [
+            self._fit(shape, root) if b in growing else NO_TREE
+            for b, (shape, root) in enumerate(zip(shapes, roots, strict=True))
+        ]
         if any(shape.nodes for shape in shapes):
-            self.head.begin(hidden, root_positions, metadata.block_table_tensor, scratch_rows_needed(shapes))
+            root_positions = torch.tensor(roots, dtype=torch.int32)
+            self.head.begin(hidden, root_positions, block_table, scratch_rows_needed(shapes))
         forward = self.head.seconds
-        trees = expand_trees(
-            self.head,
-            log_probs,
-            self.head.to_target(ids),
-            shapes,
-            roots,
-            self.runner.drafting,
-        )
+        trees = expand_trees(self.head, log_probs, tokens, shapes, roots, self.runner.drafting)
         self.runner.stats.seconds["draft/levels/forward"] += self.head.seconds - forward
-        self.runner.keep_trees(trees)
-        return [tree.tokens for tree in trees]
+        return trees
 
     def _fit(self, shape: TreeShape, root_position: int) -> TreeShape:
         """The shape made smaller where the sequence or the head's window ends.

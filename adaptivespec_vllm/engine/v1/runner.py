@@ -7,7 +7,6 @@ step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +21,11 @@ from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
+from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
-from adaptivespec_vllm.kv import plan_commit
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.guard import allowance
 from adaptivespec_vllm.policy.recording import Recorded
@@ -106,6 +105,7 @@ class TreeModelRunner(CPUModelRunner):
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
         self.pending.pop(req_id, None)
+        self.drafter.backlog.forget(req_id)
         self.policy.forget(req_id)
 
     def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
@@ -182,8 +182,9 @@ class TreeModelRunner(CPUModelRunner):
                 if not everything:
                     others = torch.from_numpy((~deferred).nonzero()[0])
                     attention.rest_rows = rest
+                    lengths = (common.query_start_loc_cpu[1:] - common.query_start_loc_cpu[:-1])[others]
                     attention.rest_metadata = group.get_metadata_builder().build(
-                        0, _subset(common, others, stock.block_table, step.slots[gid][rest])
+                        0, metadata_of(common, others, lengths, stock.block_table, step.slots[gid][rest])
                     )
                 attach(stock, attention)
                 self._attention_steps.append(attention)
@@ -214,11 +215,10 @@ class TreeModelRunner(CPUModelRunner):
 
     def _commit(self, step: Step) -> None:
         """Write the keys and values of accepted draft rows, and of no others, to the cache."""
-        assert step.result is not None
         if not self._attention_steps:
             return
         place = np.full(step.num_rows, -1, dtype=np.int64)
-        plan = plan_commit(step.result, step.root_rows)
+        plan = step.plan
         for attention, gid in zip(self._attention_steps, self._group_ids(), strict=True):
             trees = attention.trees
             rows = np.arange(step.num_rows) if trees.rows is None else trees.rows.numpy()
@@ -325,19 +325,21 @@ class TreeModelRunner(CPUModelRunner):
     def accepted_rows(self) -> torch.Tensor:
         """``int64 [rows]``: for each row of the batch, the row whose token takes its place in the sequence."""
         step = self.step
-        assert step is not None and step.result is not None
+        assert step is not None
         rows = np.arange(step.num_rows)
-        plan = plan_commit(step.result, step.root_rows)
-        rows[plan.targets] = plan.rows
+        rows[step.plan.targets] = step.plan.rows
         return torch.from_numpy(rows)
 
-    def choose_shapes(self, confidences: Sequence[float]) -> list[TreeShape]:
-        """Bounds of each request's next tree."""
-        req_ids = self.input_batch.req_ids
-        self.drafting = self.policy.begin(req_ids, self.sampled_requests())
+    def begin_drafting(self, rows: Sequence[int]) -> list[bool]:
+        """Ask the policy which requests draft, given the rows that each one takes in the head's first pass."""
+        self.drafting = self.policy.begin(self.input_batch.req_ids, self.sampled_requests(), rows)
+        return self.drafting.drafts
+
+    def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
+        """The largest tree of each request."""
         chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
         chosen = []
-        for req_id, shape in zip(req_ids, self.drafting.bounds(confidences), strict=True):
+        for req_id, shape in zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True):
             if shape.nodes and (chain_for_all or self._needs_chain(req_id)):
                 depth = min(shape.depth, shape.nodes)
                 shape = TreeShape(depth, 1, depth)
@@ -352,26 +354,3 @@ class TreeModelRunner(CPUModelRunner):
     def keep_trees(self, trees: Sequence[DraftTree]) -> None:
         """Keep the trees just drafted until the scheduler sends their tokens back."""
         self.pending.update(zip(self.input_batch.req_ids, trees, strict=True))
-
-
-def _subset(common: Any, requests: torch.Tensor, block_table: torch.Tensor, slots: torch.Tensor) -> Any:
-    """vLLM's common metadata of some requests of the batch, their rows moved together."""
-    lens = (common.query_start_loc_cpu[1:] - common.query_start_loc_cpu[:-1])[requests]
-    start = torch.zeros(len(requests) + 1, dtype=torch.int32)
-    torch.cumsum(lens, 0, out=start[1:])
-    seq_lens = common.seq_lens[requests]
-    return replace(
-        common,
-        query_start_loc=start,
-        query_start_loc_cpu=start,
-        seq_lens=seq_lens,
-        seq_lens_cpu_upper_bound=seq_lens,
-        num_reqs=len(requests),
-        num_actual_tokens=int(start[-1]),
-        max_query_len=int(lens.max()),
-        max_seq_len=int(seq_lens.max()),
-        block_table_tensor=block_table[requests],
-        slot_mapping=slots,
-        positions=None,
-        is_prefilling=None,
-    )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 
+from adaptivespec_vllm.kv import CommitPlan, plan_commit
 from adaptivespec_vllm.tree import batch_trees
 from adaptivespec_vllm.types import DraftTree, TreeBatch, VerifyResult
 
 
-@dataclass(slots=True)
+@dataclass
 class Step:
     """What a step holds, per request in batch order.
 
@@ -45,6 +47,12 @@ class Step:
     def has_trees(self) -> bool:
         """Whether any request has draft nodes whose rows are tree rows."""
         return any(deferred and len(tree) for tree, deferred in zip(self.trees, self.deferred, strict=True))
+
+    @cached_property
+    def plan(self) -> CommitPlan:
+        """Where the accepted rows are and where they belong; once the result is known."""
+        assert self.result is not None
+        return plan_commit(self.result, self.root_rows)
 
     @property
     def max_depth(self) -> int:

@@ -1,0 +1,123 @@
+"""The head's first pass: rows of the tokens that the target has just confirmed, with the target's hidden states.
+
+The pass keeps the head's KV cache complete, and its last row of each request is where drafting begins. A request that
+does not draft for a while needs neither, so its rows are put off and go through the head together when it drafts again:
+a pass over many rows costs little more than one over a single row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive tokens of a request, or of several one after the other.
+
+    Attributes:
+        tokens: ``[R]`` token ids.
+        positions: ``int64 [R]``.
+        hidden: ``[R, hidden states of the auxiliary layers]``.
+
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    hidden: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def part(self, first: int, end: int) -> Rows:
+        """A view of some rows."""
+        return Rows(self.tokens[first:end], self.positions[first:end], self.hidden[first:end])
+
+    def kept(self) -> Rows:
+        """A copy that outlives the step: vLLM writes the next step into the same memory."""
+        return Rows(self.tokens.clone(), self.positions.clone(), self.hidden.clone())
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        if len(parts) == 1:
+            return parts[0]
+        return Rows(
+            torch.cat([part.tokens for part in parts]),
+            torch.cat([part.positions for part in parts]),
+            torch.cat([part.hidden for part in parts]),
+        )
+
+
+MOST_PUT_OFF = 64
+"""Rows of a request that may wait; as many steps without drafting, or the end of a short prompt."""
+
+
+class Backlog:
+    """Rows that were put off, by request."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[Rows]] = {}
+
+    def waiting(self, request: str, position: int) -> int:
+        """Rows of a request that lead up to a position. Those that do not (it was preempted since) are dropped."""
+        parts = self._parts.get(request)
+        if not parts:
+            return 0
+        if int(parts[-1].positions[-1]) + 1 != position:
+            self.forget(request)
+            return 0
+        return sum(map(len, parts))
+
+    def put(self, request: str, rows: Rows) -> None:
+        """Put rows off, behind those that wait already."""
+        self._parts.setdefault(request, []).append(rows.kept())
+
+    def take(self, request: str) -> list[Rows]:
+        """What was put off, in order; it is no longer here."""
+        return self._parts.pop(request, [])
+
+    def forget(self, request: str) -> None:
+        """The request has ended, or begins anew."""
+        self._parts.pop(request, None)
+
+
+def slots_of(positions: torch.Tensor, block_row: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Cache slots of positions of one request, from its row of the block table."""
+    return block_row[positions // block_size].long() * block_size + positions % block_size
+
+
+def metadata_of(
+    common: Any, requests: torch.Tensor, lengths: Sequence[int] | np.ndarray, block_table: torch.Tensor, slots: Any
+) -> Any:
+    """vLLM's common metadata of some requests of the batch, with so many rows each.
+
+    Args:
+        common: ``CommonAttentionMetadata`` of the whole batch.
+        requests: ``int64 [C]`` which requests.
+        lengths: ``[C]`` rows of each.
+        block_table: of the whole batch.
+        slots: ``int64`` of all those rows.
+
+    """
+    start = torch.zeros(len(requests) + 1, dtype=torch.int32)
+    torch.cumsum(torch.as_tensor(np.asarray(lengths), dtype=torch.int32), 0, out=start[1:])
+    seq_lens = common.seq_lens[requests]
+    return replace(
+        common,
+        query_start_loc=start,
+        query_start_loc_cpu=start,
+        seq_lens=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        num_reqs=len(requests),
+        num_actual_tokens=int(start[-1]),
+        max_query_len=int(max(lengths)),
+        max_seq_len=int(seq_lens.max()),
+        block_table_tensor=block_table[requests],
+        slot_mapping=slots,
+        positions=None,
+        is_prefilling=None,
+    )

@@ -25,6 +25,7 @@ from adaptivespec_vllm.screen import quiet, tail
 LOG = "engines.log"
 REPORT = "report.txt"
 _REPORT_WIDTH = 160
+_PIPE_WIDTH = 110
 _STOPPED = 130
 
 
@@ -118,9 +119,9 @@ def _measure(chosen: given.Inputs, directory: Path) -> int:
         except (BadInput, ConfigError) as error:
             failure, status = " ".join([*getattr(error, "__notes__", ()), str(error)]), 2
         except Exception as error:  # the engine may fail in any way; the user gets the cause and the log
-            traceback.print_exc()
             cause = ": ".join([*getattr(error, "__notes__", ()), reason(error)])
             failure, status = f"{cause}\n\nlast lines of {log}:\n{tail(log)}", 1
+            traceback.print_exc()  # for the log alone
         if session.result.samples:
             _show(session, console)
     if failure is not None:
@@ -154,7 +155,10 @@ def run_compare(
     if as_json:
         typer.echo(comparison.model_dump_json(indent=1))
     else:
-        Console(highlight=False, soft_wrap=True).print(shown(comparison))
+        console = Console(highlight=False)
+        if not console.is_terminal:  # a file or a pipe has no width of its own
+            console.width = _PIPE_WIDTH
+        console.print(shown(comparison))
 
 
 def _exit(command: str, message: str, status: int) -> typer.Exit:

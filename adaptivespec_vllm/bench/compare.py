@@ -84,16 +84,16 @@ def _text(value: Any) -> str:
 
 
 def _missing(before: Result, after: Result, names: tuple[str, str]) -> Iterator[str]:
+    """What was decoded on one side only: whole places and kinds first, then arms where both have the place."""
     a, b = _cells(before), _cells(after)
     for have, other, name in ((a, b, names[1]), (b, a, names[0])):
-        lacking = [cell for cell in have if cell not in other]
-        if lacking:
-            arms = ", ".join(dict.fromkeys(arm for arm, _, _ in lacking))
-            yield f"only in one of the two (not in {name}): {arms}, on {_where(lacking)}"
-
-
-def _where(cells: list[tuple[str, Place, str]]) -> str:
-    return "; ".join(dict.fromkeys(f"{kind}, {place.title()}" for _, place, kind in cells))
+        where = {(place, kind) for _, place, kind in other}
+        whole = [f"{kind}, {place.title()}" for _, place, kind in have if (place, kind) not in where]
+        arms = [arm for arm, place, kind in have if (place, kind) in where and (arm, place, kind) not in other]
+        if whole:
+            yield f"not in {name}: {'; '.join(dict.fromkeys(whole))}"
+        if arms:
+            yield f"not in {name}: arms {', '.join(dict.fromkeys(arms))}"
 
 
 def _cells(result: Result) -> dict[tuple[str, Place, str], None]:

@@ -20,6 +20,7 @@ from adaptivespec_vllm.bench.figures import summarise
 from adaptivespec_vllm.bench.inputs import Inputs
 from adaptivespec_vllm.bench.prompts import Encoded, batches, digest, encode
 from adaptivespec_vllm.bench.result import Place, Result
+from adaptivespec_vllm.config import ConfigError, reason
 from adaptivespec_vllm.provenance import provenance
 from adaptivespec_vllm.screen import Steps
 
@@ -83,10 +84,13 @@ class Session:
         from adaptivespec_vllm.engine import head, seams
 
         device = seams.platform()
-        if self.inputs.head is not None:  # our own words for a head that does not fit, before weights are loaded
-            head.check(self.inputs.head, head.TargetFacts.of_directory(self.inputs.model))
-        plan = self._plan()
-        server = self._server(plan, device)
+        with _reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
+            tokenizer, config = _tokenizer(self.inputs.model), _target_config(self.inputs.model)
+        if self.inputs.head is not None:  # before any weights are loaded
+            with _reading("--head", self.inputs.head, "an EAGLE-3 head that fits the target"):
+                head.check(self.inputs.head, head.TargetFacts.of_directory(self.inputs.model))
+        plan = self._plan(tokenizer)
+        server = self._server(plan, device, config)
         self.result.settings = {
             "model": models.fingerprint(self.inputs.model),
             "head": None if self.inputs.head is None else models.fingerprint(self.inputs.head),
@@ -104,8 +108,7 @@ class Session:
         }
         return plan, server
 
-    def _plan(self) -> Plan:
-        tokenizer = _tokenizer(self.inputs.model)
+    def _plan(self, tokenizer: Any) -> Plan:
         plan: Plan = {}
         for place in self.inputs.places:
             encoded = [encode(tokenizer, prompt, place.context, self.inputs.seed) for prompt in self.inputs.prompts]
@@ -119,9 +122,8 @@ class Session:
             )
         return plan
 
-    def _server(self, plan: Plan, device: str) -> Server:
+    def _server(self, plan: Plan, device: str, config: Any) -> Server:
         groups = [group for groups in plan.values() for group in groups]
-        config = _target_config(self.inputs.model)
         longest = max(len(prompt.tokens) for group in groups for prompt in group)
         length = models.room(longest, self.inputs.tokens)
         most = getattr(config, "max_position_embeddings", None)
@@ -222,6 +224,16 @@ class Session:
                 f"the machine was busy {when} (load average {load:.1f}, {runtime.physical_cores()} cores): speeds and "
                 "ratios are uncertain"
             )
+
+
+@contextmanager
+def _reading(option: str, given: str, allowed: str) -> Iterator[None]:
+    """Whatever goes wrong is the fault of what the option names: libraries raise anything for a bad model."""
+    try:
+        yield
+    except Exception as error:
+        why = str(error) if isinstance(error, ConfigError) else reason(error)
+        raise BadInput(option, given, f"{allowed} ({why})") from None
 
 
 def _tokenizer(model: str) -> Any:

@@ -13,6 +13,7 @@ from adaptivespec_vllm import runtime
 from adaptivespec_vllm.bench import cli, measure, plots, session
 from adaptivespec_vllm.bench.arms import Arm
 from adaptivespec_vllm.bench.engines import Engine, Server
+from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.bench.prompts import Encoded
 from adaptivespec_vllm.bench.result import Place, Result
 from tests.unit.bench_engines import FakeLLM
@@ -120,6 +121,7 @@ def test_an_engine_that_fails_is_named_with_cause_and_log(
     err = capfd.readouterr().err
     assert "arm 'plain' did not start: RuntimeError: no such instruction" in err
     assert "the engine said why" in err and str(tmp_path / cli.LOG) in err
+    assert "Traceback" not in err and "Traceback" in (tmp_path / cli.LOG).read_text()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,14 @@ def test_bad_input_is_one_sentence(
     err = capfd.readouterr().err
     assert err.startswith(f"bench: {said}") and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_cannot_be_read_is_bad_input() -> None:
+    with (
+        pytest.raises(BadInput, match=r'^--model: got "org/x"; allowed: a model \(OSError: no network\)$'),
+        session._reading("--model", "org/x", "a model"),
+    ):
+        raise OSError("no network")
 
 
 def test_a_busy_machine_is_noted(

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from adaptivespec_vllm.bench.cli import run_compare
 from adaptivespec_vllm.bench.compare import Comparison, Delta, compare, shown
+from adaptivespec_vllm.bench.result import Place
 from tests.unit.bench_results import arm, result, sample, two_kinds
 
 
@@ -83,8 +84,17 @@ def test_what_only_one_of_them_has_is_named() -> None:
     first = result([sample("plain", 10), sample("default", 20)], arms)
     second = result([sample("plain", 10)], arms[:1])
     comparison = compare(first, second, ("a.json", "b.json"))
-    assert comparison.warnings == ["only in one of the two (not in b.json): default, on math, batch 1"]
+    assert comparison.warnings == ["not in b.json: arms default"]
     assert {d.arm for d in comparison.deltas} == {"plain"}
+
+
+def test_places_that_only_one_of_them_has_are_named() -> None:
+    arms = [arm("plain"), arm("default", "policy")]
+    both = [sample("plain", 10), sample("default", 20)]
+    place = Place(batch=8, context=64)
+    first = result([*both, sample("plain", 10, place=place), sample("default", 20, place=place)], arms)
+    comparison = compare(first, result(both, arms), ("a.json", "b.json"))
+    assert comparison.warnings == ["not in b.json: math, batch 8, context of 64"]
 
 
 def test_the_table_shows_before_after_and_the_interval() -> None:

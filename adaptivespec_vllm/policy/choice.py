@@ -15,7 +15,7 @@ from adaptivespec_vllm.policy.survival import LEVELS, MOST
 
 
 def nodes_to_keep(
-    survivals: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
     base_rows: int,
     rate: float,
     target: CostTable,
@@ -27,49 +27,62 @@ def nodes_to_keep(
     and all numbers are tried: exact for any cost table.
 
     Args:
-        survivals: B times the probabilities that nodes are accepted, descending.
+        values: B times the log-probabilities that nodes are accepted, descending.
         base_rows: rows of the target's pass without any node.
         rate: tokens a second.
         target: seconds of the target's pass by rows.
         least: ``[B]`` number of nodes of each request that are kept whatever they cost; None is none.
 
     """
-    flat, owner, place = _flat(survivals)
-    forced = np.zeros(0, dtype=bool) if least is None else place < least[owner]
-    order = np.lexsort((-flat, ~forced)) if forced.any() else np.argsort(-flat, kind="stable")
-    tokens = np.concatenate([[0.0], np.cumsum(flat[order])])
-    score = tokens - rate * target(base_rows + np.arange(len(tokens)))
-    fewest = int(np.count_nonzero(forced))
-    nodes = fewest + int(np.argmax(score[fewest:]))
-    return np.bincount(owner[order[:nodes]], minlength=len(survivals)).tolist()
+    owner, place = _owners(values)
+    survival = np.exp(_joined(values))
+    if least is None:
+        order, nodes = _best_nodes(survival, base_rows, rate, target)
+    else:
+        order, nodes = _best_nodes(survival, base_rows, rate, target, place < least[owner])
+    return np.bincount(owner[order[:nodes]], minlength=len(values)).tolist()
 
 
-def price_of_a_row(survivals: Sequence[np.ndarray], base_rows: int, rate: float, target: CostTable, more: int) -> float:
+def price_of_a_row(values: Sequence[np.ndarray], base_rows: int, rate: float, target: CostTable, more: int) -> float:
     """Tokens that ``more`` rows added to the best choice so far would have to bring, each.
 
     A new row either makes the target's pass longer or takes the place of the least likely node that is kept now.
+    Arguments as in :func:`nodes_to_keep`.
     """
-    kept = [values[:n] for values, n in zip(survivals, nodes_to_keep(survivals, base_rows, rate, target), strict=True)]
-    rows = base_rows + sum(map(len, kept))
+    survival = np.exp(_joined(values))
+    order, nodes = _best_nodes(survival, base_rows, rate, target)
+    rows = base_rows + nodes
     longer = rate * (target(rows + more) - target(rows)) / more
-    return min(longer, min((float(values[-1]) for values in kept if len(values)), default=longer))
+    return min(longer, float(survival[order[nodes - 1]])) if nodes else longer
 
 
-def nodes_to_expand(gains: Sequence[np.ndarray], rate: float, level: CostTable) -> list[int]:
+def _best_nodes(
+    survival: np.ndarray, base_rows: int, rate: float, target: CostTable, forced: np.ndarray | None = None
+) -> tuple[np.ndarray, int]:
+    """Nodes of all requests from the best (forced ones before all others), and how many of them to verify."""
+    fewest = 0 if forced is None else int(np.count_nonzero(forced))
+    order = np.argsort(-survival, kind="stable") if forced is None else np.lexsort((-survival, ~forced))
+    score = np.zeros(len(order) + 1)
+    np.cumsum(survival[order], out=score[1:])
+    score -= rate * target(base_rows + np.arange(len(score)))
+    return order, fewest + int(np.argmax(score[fewest:]))
+
+
+def nodes_to_expand(gains: np.ndarray, sizes: Sequence[int], rate: float, level: CostTable) -> list[int]:
     """How many frontier nodes of each request the head should run over; all zero ends the trees.
 
     Args:
-        gains: B times the expected tokens, net of the rows that verify them, that expanding each node brings,
-            descending.
+        gains: ``[R]`` expected tokens, net of the rows that verify them, that expanding each node brings; grouped by
+            request, descending in each.
+        sizes: ``[B]`` nodes of each request.
         rate: tokens a second.
         level: seconds of a level by rows; no rows are no level.
 
     """
-    flat, owner, _ = _flat(gains)
-    order = np.argsort(-flat, kind="stable")
-    score = np.cumsum(flat[order]) - rate * level(np.arange(1, len(flat) + 1))
+    order = np.argsort(-gains, kind="stable")
+    score = np.cumsum(gains[order]) - rate * level(np.arange(1, len(gains) + 1))
     nodes = int(np.argmax(score)) + 1 if len(score) and score.max() > 0 else 0
-    return np.bincount(owner[order[:nodes]], minlength=len(gains)).tolist()
+    return np.bincount(np.repeat(np.arange(len(sizes)), sizes)[order[:nodes]], minlength=len(sizes)).tolist()
 
 
 def gain_of_children(
@@ -154,11 +167,13 @@ def requests_to_draft(gains: np.ndarray, rows: np.ndarray, base_rows: int, rate:
     return chosen
 
 
-def _flat(lists: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values of all requests one after the other, the request of each, and its place in its own list."""
+def _joined(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """The values of all requests, one request after the other."""
+    return np.concatenate(lists).astype(np.float64) if len(lists) else np.zeros(0)
+
+
+def _owners(lists: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Request of each value of all requests, and its place in its request's list."""
     counts = np.array([len(values) for values in lists], dtype=np.int64)
-    if not counts.sum():
-        return np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     owner = np.repeat(np.arange(len(lists)), counts)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.concatenate(lists).astype(np.float64), owner, place
+    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]

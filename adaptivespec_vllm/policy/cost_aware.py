@@ -16,17 +16,20 @@ from adaptivespec_vllm.policy import choice
 from adaptivespec_vllm.policy.base import Drafting, TreePolicy
 from adaptivespec_vllm.policy.costs import UNMEASURED, Costs
 from adaptivespec_vllm.policy.shape import bounded
-from adaptivespec_vllm.policy.survival import LEAST, MOST, Survival, level_of
+from adaptivespec_vllm.policy.survival import MOST, Survival, level_of, probabilities_of
 from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
 
 LONGEST_WAIT = 64
 """Steps between two probes of a request that does not pay, at most."""
 
-_FADE_REQUEST = 1 - 1 / 16
+_FADE_REQUEST = 1 - 1 / 24
 """A step of a request, in its correction."""
 
-_STRENGTH = 2.0
+_STRENGTH = 4.0
 """Expected children that "this request is like all others" counts for."""
+
+_SURPRISE = 3.0
+"""A probe with so many times the accepted nodes that were expected says that the request has changed."""
 
 _FADE_RATE = 1 - 1 / 64
 """An engine step, in the long-run rate."""
@@ -97,38 +100,43 @@ class CostAwarePolicy(TreePolicy):
     def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
         super().observe(feedbacks)
         if feedbacks:
-            self._learn(feedbacks)
-            self._account(feedbacks)
+            surprising = self._learn(feedbacks)
+            self._account(feedbacks, surprising)
         self._drafting = None
 
-    def _learn(self, feedbacks: Mapping[str, StepFeedback]) -> None:
-        """The table for all, then the correction of each."""
-        verified = [(self.signal(r), f.verdicts) for r, f in feedbacks.items() if f.verdicts.taken]
+    def _learn(self, feedbacks: Mapping[str, StepFeedback]) -> set[str]:
+        """The table for all, then the correction of each; requests that did far better than was expected of them."""
+        verified = [(request, f.verdicts) for request, f in feedbacks.items() if f.verdicts.taken]
         if not verified:
-            return
+            return set()
         log_probs, depths, taken = (
             np.concatenate(column) for column in zip(*(verdicts for _, verdicts in verified), strict=True)
         )
         owners = np.repeat(np.arange(len(verified)), [len(verdicts.taken) for _, verdicts in verified])
-        expected, went_on = self.survival.learn(log_probs, depths, taken, owners, len(verified))
-        for (signal, _), more_expected, more_taken in zip(verified, expected.tolist(), went_on.tolist(), strict=True):
-            signal.expected = signal.expected * _FADE_REQUEST + more_expected
-            signal.taken = signal.taken * _FADE_REQUEST + more_taken
+        sums = self.survival.learn(probabilities_of(log_probs), depths, taken, owners, len(verified))
+        surprising = set()
+        for (request, _), expected, went_on in zip(verified, *(column.tolist() for column in sums), strict=True):
+            signal = self.signal(request)
+            if went_on > _SURPRISE * signal.correction * expected:
+                surprising.add(request)
+            signal.expected = signal.expected * _FADE_REQUEST + expected
+            signal.taken = signal.taken * _FADE_REQUEST + went_on
+        return surprising
 
-    def _account(self, feedbacks: Mapping[str, StepFeedback]) -> None:
-        """Tokens and modelled time of the step; whether probes paid."""
+    def _account(self, feedbacks: Mapping[str, StepFeedback], surprising: set[str]) -> None:
+        """Tokens and modelled time of the step; which probes ask for another one at once."""
         requests, nodes = len(feedbacks), sum(f.drafted_nodes for f in feedbacks.values())
         drafting = self._drafting
         verifying = self.costs.target(requests + nodes)
         seconds = self.costs.overhead + verifying + (drafting.seconds if drafting else 0.0)
         self._emitted = self._emitted * _FADE_RATE + requests + sum(f.accepted for f in feedbacks.values())
         self._plain = self._plain * _FADE_RATE + seconds * self._plain_rate(requests)
-        if drafting is None:
+        if drafting is None or not surprising:
             return
         share = drafting.seconds / max(1, sum(drafting.drafts))
         row = (verifying - self.costs.target(requests)) / max(1, nodes)
-        for request, feedback in feedbacks.items():
-            signal = self.signal(request)
+        for request in surprising:
+            signal, feedback = self.signal(request), feedbacks[request]
             if signal.probing and feedback.accepted > drafting.rate * (share + row * feedback.drafted_nodes):
                 signal.wait, signal.pause = 0, 1
 
@@ -199,9 +207,10 @@ class _CostAware(Drafting):
 
     def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
         self._depth = depth
-        self._survival.look(log_probs, depth)
-        taken = self._survival.probability(log_probs, depth) * self._correction[owners, None]
-        return np.log(np.clip(np.nan_to_num(taken), LEAST, MOST)).astype(np.float32)
+        probabilities = probabilities_of(log_probs)
+        self._survival.look(probabilities, depth)
+        taken = self._survival.g(probabilities, depth) * self._correction[owners, None]
+        return np.log(np.minimum(taken, MOST)).astype(np.float32)
 
     def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
         sizes = [len(values) for values in frontiers]
@@ -209,9 +218,7 @@ class _CostAware(Drafting):
         if not growing:
             return sizes
         survival, level = self._survival, level_of(self._depth + 1)
-        price = choice.price_of_a_row(
-            [np.exp(values) for values in candidates], self._requests, self.rate, self._costs.target, growing
-        )
+        price = choice.price_of_a_row(candidates, self._requests, self.rate, self._costs.target, growing)
         gains = choice.gain_of_children(
             np.exp(np.concatenate(frontiers)),
             survival.table[level],
@@ -219,18 +226,14 @@ class _CostAware(Drafting):
             np.repeat(self._correction, sizes),
             price,
         )
-        counts = choice.nodes_to_expand(np.split(gains, np.cumsum(sizes)[:-1]), self.rate, self._costs.level)
+        counts = choice.nodes_to_expand(gains, sizes, self.rate, self._costs.level)
         if any(counts):
             self.seconds += self._costs.level(sum(counts))
         return counts
 
     def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
         return choice.nodes_to_keep(
-            [np.exp(values) for values in candidates],
-            self._requests,
-            self.rate,
-            self._costs.target,
-            least=self._probes,
+            candidates, self._requests, self.rate, self._costs.target, self._probes if self._probes.any() else None
         )
 
 
@@ -238,11 +241,10 @@ def _probe(signal: CostSignal, pays: bool) -> bool:
     """Whether a request is probed in this step; sets when it is next."""
     signal.probing = False
     if pays:
-        signal.wait = signal.pause = 1
+        signal.pause = signal.wait = max(1, signal.pause // 2)
     elif signal.wait > 0:
         signal.wait -= 1
     else:
         signal.probing = True
-        signal.pause = min(LONGEST_WAIT, 2 * signal.pause)
-        signal.wait = signal.pause
+        signal.pause = signal.wait = min(LONGEST_WAIT, 2 * signal.pause)
     return signal.probing

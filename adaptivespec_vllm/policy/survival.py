@@ -23,9 +23,6 @@ LEVELS = 4
 MOST = 0.999
 """Nothing is certain; also keeps a child strictly below its parent."""
 
-LEAST = 1e-30
-"""Keeps logarithms finite."""
-
 _SHRINK = 0.9
 _STRENGTH = 4.0
 """Observations that the prior of a knot counts for."""
@@ -39,6 +36,9 @@ _FADE_LEVELS = 1 - 1 / 200
 _FIRST_CHILDREN = np.array([[0.55, 0.18, 0.08, 0.03]])
 """Draft probabilities of a node's children before any were seen."""
 
+_INNER = KNOTS[1:-1]
+_PER_WIDTH = 1 / np.diff(KNOTS)
+
 
 class Survival:
     """The table of ``g``, and how often each draft probability comes up.
@@ -51,15 +51,16 @@ class Survival:
     def __init__(self) -> None:
         self._seen = np.zeros((LEVELS, len(KNOTS)))
         self._taken = np.zeros((LEVELS, len(KNOTS)))
-        children, best = _spread(_FIRST_CHILDREN), _spread(_FIRST_CHILDREN[:, :1])
-        self._children = np.tile(children, (LEVELS, 1))
-        self._best = np.tile(best, (LEVELS, 1))
-        self._expanded = np.ones((LEVELS, 1))
+        self._children = np.zeros((LEVELS, len(KNOTS)))
+        self._best = np.zeros((LEVELS, len(KNOTS)))
+        self._expanded = np.zeros((LEVELS, 1))
+        for depth in range(1, LEVELS + 1):
+            self.look(_FIRST_CHILDREN, depth)
         self._estimate()
 
-    def probability(self, log_probs: np.ndarray, depth: int) -> np.ndarray:
-        """``g`` of children at a depth, by their draft log-probabilities; the same shape."""
-        return np.interp(np.exp(log_probs), KNOTS, self.table[level_of(depth)])
+    def g(self, probabilities: np.ndarray, depth: int) -> np.ndarray:
+        """``g`` of children at a depth, by their draft probabilities; above 0, the same shape."""
+        return np.interp(probabilities, KNOTS, self.table[level_of(depth)])
 
     @property
     def children(self) -> np.ndarray:
@@ -71,24 +72,24 @@ class Survival:
         """``[LEVELS, K]`` how often the best child of an expanded node is near each knot."""
         return self._best / self._expanded
 
-    def look(self, log_probs: np.ndarray, depth: int) -> None:
+    def look(self, probabilities: np.ndarray, depth: int) -> None:
         """Count which draft probabilities came up: ``[R, k]`` children of R expanded nodes, best first."""
         level = level_of(depth)
-        probabilities = np.exp(log_probs)
+        knot, share = _position(probabilities)
         for counts, new in (
-            (self._children, _spread(probabilities)),
-            (self._best, _spread(probabilities[:, :1])),
-            (self._expanded, len(log_probs)),
+            (self._children, _spread(knot.ravel(), share.ravel())),
+            (self._best, _spread(knot[:, 0], share[:, 0])),
+            (self._expanded, len(probabilities)),
         ):
             counts[level] = counts[level] * _FADE_LEVELS + new
 
     def learn(
-        self, log_probs: np.ndarray, depths: np.ndarray, taken: np.ndarray, owners: np.ndarray, requests: int
+        self, probabilities: np.ndarray, depths: np.ndarray, taken: np.ndarray, owners: np.ndarray, requests: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Learn from the verdicts of a step.
 
         Args:
-            log_probs: ``[C]`` of the children of all reached nodes.
+            probabilities: ``[C]`` of the draft for the children of all reached nodes.
             depths: ``[C]`` of the children.
             taken: ``[C]`` whether the walk went on to the child.
             owners: ``[C]`` request of each child, in ``0 .. requests - 1``.
@@ -98,22 +99,25 @@ class Survival:
             ``[requests]`` children that were expected to be taken by what was known before, and those that were.
 
         """
-        knot, share = _position(np.exp(log_probs))
+        knot, share = _position(probabilities)
         levels = np.minimum(depths, LEVELS) - 1
         expected = self.table[levels, knot] * (1 - share) + self.table[levels, knot + 1] * share
-        at = np.concatenate([levels * len(KNOTS) + knot, levels * len(KNOTS) + knot + 1])
-        weights = np.concatenate([1 - share, share])
-        for counts, new in ((self._seen, weights), (self._taken, weights * np.concatenate([taken, taken]))):
-            counts *= _FADE_VERDICTS**requests
-            counts += np.bincount(at, new, counts.size).reshape(counts.shape)
+        fade = _FADE_VERDICTS**requests
+        at = levels * len(KNOTS) + knot
+        for counts, new in ((self._seen, np.ones_like(share)), (self._taken, taken.astype(np.float64))):
+            counts *= fade
+            below = np.bincount(at, (1 - share) * new, counts.size)
+            below[1:] += np.bincount(at, share * new, counts.size)[:-1]
+            counts += below.reshape(counts.shape)
         self._estimate()
         return np.bincount(owners, expected, requests), np.bincount(owners, taken, requests)
 
     def _estimate(self) -> None:
         prior = _SHRINK * KNOTS
+        per_count = 1 / (self._seen + _STRENGTH)
         table = np.empty_like(self._seen)
         for level in range(LEVELS):
-            prior = table[level] = (self._taken[level] + _STRENGTH * prior) / (self._seen[level] + _STRENGTH)
+            prior = table[level] = (self._taken[level] + _STRENGTH * prior) * per_count[level]
         # Monotone in p: half way between the least curve above the estimates and the greatest below.
         above = np.maximum.accumulate(table, axis=1)
         below = np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1]
@@ -126,14 +130,19 @@ def level_of(depth: int) -> int:
     return min(depth, LEVELS) - 1
 
 
+def probabilities_of(log_probs: np.ndarray) -> np.ndarray:
+    """Probabilities above 0 and at most 1, whatever comes; what is not a number is as good as impossible."""
+    return np.exp(np.minimum(np.fmax(log_probs, -80.0), 0.0))
+
+
 def _position(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The knot below each probability, and the share of the way to the next one."""
-    knot = np.clip(np.searchsorted(KNOTS, probabilities, side="right") - 1, 0, len(KNOTS) - 2)
-    share = (probabilities - KNOTS[knot]) / (KNOTS[knot + 1] - KNOTS[knot])
-    return knot, np.clip(np.nan_to_num(share), 0.0, 1.0)
+    knot = np.searchsorted(_INNER, probabilities, side="right")
+    return knot, (probabilities - KNOTS[knot]) * _PER_WIDTH[knot]
 
 
-def _spread(probabilities: np.ndarray) -> np.ndarray:
+def _spread(knot: np.ndarray, share: np.ndarray) -> np.ndarray:
     """``[K]`` how many there are near each knot; one between two knots counts for both by its distance."""
-    knot, share = _position(probabilities.ravel())
-    return np.bincount(knot, 1 - share, len(KNOTS)) + np.bincount(knot + 1, share, len(KNOTS))
+    counts = np.bincount(knot, 1 - share, len(KNOTS))
+    counts[1:] += np.bincount(knot, share, len(KNOTS))[:-1]
+    return counts

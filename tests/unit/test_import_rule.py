@@ -17,12 +17,11 @@ PACKAGE = ROOT / "adaptivespec_vllm"
 NAME = PACKAGE.name
 
 LEVELS = [
-    {"types"},
+    {"types", "runtime"},
     {"config"},
     {"ops"},
     {"policy", "tree", "draft", "verify", "attention", "kv"},
     {"engine"},
-    {"runtime"},
     {"provenance", "screen"},
     {"serve", "demo", "plugin", "training"},
     {"bench"},

@@ -37,6 +37,7 @@ class TreeProposer(EagleProposer):
         self.window = self.draft_model_config.max_model_len
         """Positions that the head can tell apart."""
         self.head: Eagle3Head | None = None
+        """Made of the loaded model."""
         self.backlog = Backlog()
         self._chosen: list[int] = []
         """Requests of the last first pass, in its order."""
@@ -47,6 +48,7 @@ class TreeProposer(EagleProposer):
         """Load the head, and keep what its passes return."""
         super().load_model(target_model)
         self.model.register_forward_hook(self._keep_output)
+        self.head = Eagle3Head(self.model)
 
     def _keep_output(self, module: torch.nn.Module, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         self._first_pass = output
@@ -156,8 +158,7 @@ class TreeProposer(EagleProposer):
     ) -> list[DraftTree]:
         """Trees of the requests that draft, which are at ``places`` of the first pass, and empty ones of the others."""
         assert self._first_pass is not None
-        if self.head is None:
-            self.head = Eagle3Head(self.model)
+        assert self.head is not None
         rows = self._sampled_rows[places]
         last_hidden, hidden = (t[rows] for t in self._first_pass)
         log_probs, ids = ops.topk_logprobs(self.head.logits(last_hidden), self.runner.max_width)

@@ -20,6 +20,7 @@ from adaptivespec_vllm.attention import LayoutError, TreeRows
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
+from adaptivespec_vllm.engine.v1.costs import costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
@@ -27,6 +28,7 @@ from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_dr
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.policy import make_policy
+from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance
 from adaptivespec_vllm.policy.recording import Recorded
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
@@ -44,6 +46,8 @@ class TreeModelRunner(CPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
+        self.costs: Costs | None = None
+        """What a step costs here, once it is measured."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
@@ -56,7 +60,7 @@ class TreeModelRunner(CPUModelRunner):
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
-        self.policy = make_policy(settings)
+        self.policy = make_policy(settings, self.costs)
         if self._decision_log is not None:
             self.policy = Recorded(self.policy, self._decision_log.write)
         self.max_width = settings.max_width
@@ -99,6 +103,11 @@ class TreeModelRunner(CPUModelRunner):
                 builder.isa = isa
         for layer in self.attention_layers().values():
             layer.isa = isa
+
+    def measure_costs(self) -> None:
+        """Tell a policy that asks what a step costs, unless the configuration does."""
+        if self.policy.costs is not None and self.settings.tree.costs is None:
+            self.policy.costs = self.costs = costs_of(self)
 
     # --- a step, in order ----------------------------------------------------------------------------------------
 

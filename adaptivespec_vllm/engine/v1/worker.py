@@ -35,6 +35,11 @@ class AdaptiveSpecCPUWorker(CPUWorker):
         if self.rank == 0:
             self._announce()
 
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM's, which also sets the random state that requests begin with: measure before it."""
+        self.model_runner.measure_costs()
+        return super().compile_or_warm_up_model()
+
     def _announce(self) -> None:
         settings = self.model_runner.settings
         logger.info(

@@ -1,0 +1,210 @@
+"""What a step costs here, measured once before the first request.
+
+Each part is run over growing numbers of rows, and of a few repeats the fastest counts: what slows a run down is other
+programs. Passes run without a batch's metadata, so the attention of tree rows is measured beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.forward_context import set_forward_context
+from vllm.logger import init_logger
+
+from adaptivespec_vllm import __version__, ops, runtime
+from adaptivespec_vllm.attention import TreeRows
+from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
+from adaptivespec_vllm.engine import seams
+from adaptivespec_vllm.policy.costs import Costs, CostTable
+from adaptivespec_vllm.types import TreeShape
+
+if TYPE_CHECKING:
+    from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
+
+logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+REPEATS = 3
+MAX_SECONDS = 4.0
+"""Of one table; larger numbers of rows are left to the last slope when it is used up."""
+
+CONTEXT = 256
+"""Tokens before the rows whose attention is measured."""
+
+_WIDTH = 4
+
+
+def costs_of(runner: TreeModelRunner) -> Costs:
+    """Measured costs of a runner that is ready for requests; those of an earlier start where nothing has changed."""
+    path = runtime.cache_dir() / "costs" / f"{_key(runner)}.json"
+    costs = _stored(path)
+    if costs is None:
+        started = time.perf_counter()
+        costs = _Measurement(runner).costs()
+        logger.info("AdaptiveSpec measured the costs of a step in %.1f s", time.perf_counter() - started)
+        if runtime.busy() is None:
+            _store(path, costs)
+        else:
+            logger.warning("AdaptiveSpec measured costs while other programs were busy; the next start measures again")
+    if runner.parallel_config.tensor_parallel_size > 1:  # all ranks decide alike
+        costs = Costs.from_dict(get_tp_group().broadcast_object(costs.to_dict(), src=0))
+    return costs
+
+
+def _key(runner: TreeModelRunner) -> str:
+    """Names everything that costs depend on."""
+    config = runner.vllm_config
+    facts = {
+        "machine": runtime.machine(),
+        "device": str(runner.device),
+        "threads": torch.get_num_threads(),
+        "versions": [__version__, seams.vllm_version(), torch.__version__, ops.describe()],
+        "target": config.model_config.compute_hash(),
+        "head": config.speculative_config.draft_model_config.compute_hash(),
+        "parallel": config.parallel_config.compute_hash(),
+        "compilation": config.compilation_config.compute_hash(),
+        "rows": _most_rows(runner),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _stored(path: Path) -> Costs | None:
+    try:
+        return Costs.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # not there, or not ours: measured anew
+        return None
+
+
+def _store(path: Path, costs: Costs) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(costs.to_dict()) + "\n", encoding="utf-8")
+        partial.rename(path)
+    except OSError as error:
+        logger.warning("AdaptiveSpec could not keep measured costs for the next start: %s", error)
+
+
+def _most_rows(runner: TreeModelRunner) -> int:
+    """Rows of the largest step that only decodes."""
+    largest = runner.max_num_reqs * (1 + runner.settings.max_nodes)
+    return min(largest, runner.max_num_tokens, ROWS[-1])
+
+
+class _Everything:
+    """Steers a tree to its full shape."""
+
+    def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
+        return log_probs
+
+    def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
+        return [len(values) for values in frontiers]
+
+    def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
+        return [len(values) for values in candidates]
+
+
+class _Measurement:
+    """The passes of a step over any number of rows, on made-up input."""
+
+    def __init__(self, runner: TreeModelRunner) -> None:
+        self._runner = runner
+        self._rows = [rows for rows in ROWS if rows <= _most_rows(runner)]
+
+    @torch.inference_mode()
+    def costs(self) -> Costs:
+        attention = self._attention()
+        target = self._table(self._target)
+        return Costs(
+            target=CostTable((rows, seconds + attention(rows)) for rows, seconds in target.points),
+            first=self._table(self._first),
+            level=self._table(self._level),
+        )
+
+    def _table(self, run: Callable[[int], object]) -> CostTable:
+        points = []
+        until = time.perf_counter() + MAX_SECONDS
+        for rows in self._rows:
+            run(rows)  # warm-up
+            points.append((rows, min(_seconds(run, rows) for _ in range(REPEATS))))
+            if time.perf_counter() > until:
+                break
+        return CostTable(points)
+
+    def _target(self, rows: int) -> None:
+        runner = self._runner
+        with set_forward_context(None, runner.vllm_config, num_tokens=rows):
+            hidden, _ = runner.model(input_ids=runner.input_ids.gpu[:rows], positions=runner.positions[:rows])
+        runner.model.compute_logits(hidden[:rows])
+
+    def _first(self, rows: int) -> None:
+        drafter = self._runner.drafter
+        aux = torch.zeros(rows, drafter.model.model.fc_input_size, dtype=drafter.hidden_states.dtype)
+        hidden = drafter.model.combine_hidden_states(aux)
+        with set_forward_context(None, self._runner.vllm_config, num_tokens=rows):
+            last_hidden, _ = drafter.model(
+                input_ids=drafter.input_ids[:rows], positions=drafter.positions[:rows], hidden_states=hidden
+            )
+        ops.topk_logprobs(drafter.head.logits(last_hidden), self._runner.max_width)
+
+    def _level(self, rows: int) -> None:
+        """A tree of two levels: the head runs over the first one."""
+        drafter, width = self._runner.drafter, min(_WIDTH, self._runner.max_width, rows)
+        requests = -(-rows // width)
+        shapes = [TreeShape(2, width, width * (1 + width))] * requests
+        log_probs = torch.zeros(requests, width)
+        hidden = drafter.hidden_states.new_zeros(requests, drafter.hidden_size)
+        roots = torch.zeros(requests, dtype=torch.int32)
+        drafter.head.begin(hidden, roots, torch.zeros(requests, 1, dtype=torch.int32), scratch_rows_needed(shapes))
+        tokens = torch.zeros(requests, width, dtype=torch.int64)
+        expand_trees(drafter.head, log_probs, tokens, shapes, roots.tolist(), _Everything())
+
+    def _attention(self) -> CostTable:
+        """Of all layers of the target, for the rows of one tree after another, each behind a context."""
+        runner = self._runner
+        of_head = {name for group in runner.drafter.draft_attn_groups for name in group.layer_names}
+        layers = [layer for name, layer in runner.attention_layers().items() if name not in of_head]
+        dtype = runner.model_config.dtype
+
+        def run(rows: int) -> None:
+            per_tree = min(rows, 1 + runner.settings.max_nodes)
+            trees = -(-rows // per_tree)
+            count = trees * per_tree
+            tree_rows = TreeRows(
+                rows=None,
+                start=torch.arange(trees + 1, dtype=torch.int32) * per_tree,
+                ancestors=torch.ones(count, dtype=torch.int64),  # the root is everyone's ancestor
+                prefix_lens=torch.full((trees,), CONTEXT, dtype=torch.int32),
+                block_table=torch.zeros(trees, CONTEXT, dtype=torch.int32),
+            )
+            for layer in layers:
+                query = torch.zeros(count, layer.num_heads, layer.head_size, dtype=dtype)
+                key = torch.zeros(count, layer.num_kv_heads, layer.head_size, dtype=dtype)
+                tree_rows.attend(
+                    layer.layer_name, query, key, key, layer.impl.cache_views, layer.impl.scale, torch.empty_like(query)
+                )
+
+        return self._table(run)
+
+
+def _seconds(run: Callable[[int], object], rows: int) -> float:
+    started = time.perf_counter()
+    run(rows)
+    return time.perf_counter() - started
+
+
+def describe(costs: Costs) -> dict[str, Any]:
+    """Milliseconds of a few sizes, for people."""
+    return {
+        name: {rows: round(1000 * getattr(costs, name)(rows), 2) for rows in (1, 8, 64)}
+        for name in ("target", "first", "level")
+    }

@@ -63,12 +63,14 @@ def relatives(result: Result, place: Place) -> Table:
     for standing in standings:
         for role in ("stock", "tree"):
             table.add_column(f"{standing.kind}\n{role}", justify="right", no_wrap=True)
-    table.add_column("as without\nmargin", justify="right", no_wrap=True)
+    lossy = any(not arm.lossless for arm in result.arms)
+    if lossy:
+        table.add_column("as without\nmargin", justify="right", no_wrap=True)
     for arm in (arm.name for arm in result.arms if arm.family in ("static", "policy")):
         cells = [
             _relative(standing, arm, role) for standing in standings for role in ("best stock", "best static tree")
         ]
-        table.add_row(arm, *cells, _relative(standings[-1], arm, "same without margin"))
+        table.add_row(arm, *cells, *([_relative(standings[-1], arm, "same without margin")] if lossy else []))
     return table
 
 

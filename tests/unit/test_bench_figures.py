@@ -59,7 +59,8 @@ def test_ratios_are_paired_by_turn_and_the_median_of_repeats_counts() -> None:
 
 
 def test_a_turn_that_one_arm_lacks_is_left_out_of_ratios() -> None:
-    samples = [sample("plain", 100, 10.0), sample("default", 200, 10.0), sample("plain", 1, 10.0, round=1)]
+    both = [sample("plain", 100, 10.0), sample("default", 200, 10.0)]
+    samples = [*both, sample("plain", 1, 10.0, round=1), sample("default", 900, 10.0, round=2)]
     row = figures_of(result(samples, [arm("plain"), arm("default", "policy")]), "default")
     assert row.ratio is not None and row.ratio.median == 2.0
     assert row.ratio_of_totals == 2.0

@@ -74,6 +74,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"method": "adaptivespec", "model": "OWN", "margin": {"max_promotions_per_step": 1}}))
     arm = one(f"config:{path}@0.3", head=None)
     assert (arm.family, arm.speculative["model"], arm.lossless) == ("policy", "OWN", False)
+    assert one(f"config:{path}").speculative["model"] == "OWN"  # before --head
     assert arm.speculative["margin"] == {"max_promotions_per_step": 1, "kappa": 0.3}
     path.write_text(json.dumps({"method": "ngram", "num_speculative_tokens": 4}))
     arm = one(f"config:{path}", head=None)

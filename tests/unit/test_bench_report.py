@@ -79,6 +79,16 @@ def test_pictures_of_everything(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
+def test_every_arm_is_inside_the_picture_of_costs() -> None:
+    pytest.importorskip("matplotlib")
+    samples = [sample("plain", 100, 10.0), sample("a", 400, 10.0, engine_steps=150), sample("b", 100, 40.0)]
+    made = result(samples, [arm("plain"), arm("a", "policy"), arm("b", "policy")])
+    (axes,) = plots.accepted_and_cost(made, made.places()[0]).axes
+    points = [line.get_xydata()[0] for line in axes.lines if line.get_linestyle() == "None"]
+    assert len(points) == 3
+    assert all(axes.viewLim.contains(x, y) for x, y in points)
+
+
 def test_several_batch_sizes_are_drawn_apart_and_along_each_other(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     places = [Place(batch=1, context=None), Place(batch=8, context=None)]

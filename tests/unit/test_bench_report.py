@@ -81,7 +81,11 @@ def test_pictures_of_everything(tmp_path: Path) -> None:
 
 def test_every_arm_is_inside_the_picture_of_costs() -> None:
     pytest.importorskip("matplotlib")
-    samples = [sample("plain", 100, 10.0), sample("a", 400, 10.0, engine_steps=150), sample("b", 100, 40.0)]
+    samples = [
+        sample("plain", 100, 10.0),
+        sample("a", 400, 10.0, engine_steps=150),
+        sample("b", 400, 40.0, engine_steps=200),
+    ]
     made = result(samples, [arm("plain"), arm("a", "policy"), arm("b", "policy")])
     (axes,) = plots.accepted_and_cost(made, made.places()[0]).axes
     points = [line.get_xydata()[0] for line in axes.lines if line.get_linestyle() == "None"]

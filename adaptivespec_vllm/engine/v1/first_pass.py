@@ -62,6 +62,10 @@ class Backlog:
     def __init__(self) -> None:
         self._parts: dict[str, list[Rows]] = {}
 
+    def __len__(self) -> int:
+        """Requests that have rows waiting."""
+        return len(self._parts)
+
     def waiting(self, request: str, position: int) -> int:
         """Rows of a request that lead up to a position. Those that do not (it was preempted since) are dropped."""
         parts = self._parts.get(request)

@@ -24,7 +24,8 @@ RUNTIME := $(VENV)/.stamp-runtime
 MODEL := $(VENV)/.stamp-model
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
-BELOW_ENGINE := $(addprefix adaptivespec_vllm/,config types.py policy tree draft verify attention kv ops)
+TYPED := $(addprefix adaptivespec_vllm/,config types.py runtime.py policy tree draft verify attention kv ops \
+	provenance.py screen.py bench training)
 
 .PHONY: help setup demo test quality clean
 
@@ -41,7 +42,7 @@ test: setup ## set up, then run every test; more: make test ARGS="tests/unit -x"
 quality: setup ## lint, format, types of everything below the engine, import rule
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy $(wildcard $(BELOW_ENGINE))
+	@$(BIN)/mypy $(wildcard $(TYPED))
 	@$(BIN)/python -m pytest -q tests/unit/test_import_rule.py
 
 setup: $(PACKAGE) $(MODEL) ## the virtual environment, with vLLM for CPUs and this package

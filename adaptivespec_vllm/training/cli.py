@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from adaptivespec_vllm import runtime
 from adaptivespec_vllm.config import ConfigError
 from adaptivespec_vllm.screen import quiet, tail
 from adaptivespec_vllm.training import recipe as recipes
 from adaptivespec_vllm.training.answers import Sampling
+from adaptivespec_vllm.training.curve import CURVE, draw, picture_available, read_curve, table
 
 LINE_EVERY = 30.0
 """Seconds between lines where the output is no terminal."""
@@ -99,7 +98,10 @@ def _stages(asked: recipes.Recipe, output: Path, until: str, console: Console) -
         if until == "answers":
             return
         recipes.train(asked, output, screen.report)
-    console.print(curve_table(output / "curve.jsonl"))
+    lines = read_curve(output / CURVE)
+    console.print(table(lines))
+    if picture_available():
+        draw(lines, output / "curve.png")
     console.print(f"head: {output / 'head'} (in the layout of speculators: {output / 'head-speculators'})")
 
 
@@ -129,16 +131,6 @@ class _Screen:
         if not self._console.is_terminal and (done == total or now - self._spoke.get(stage, 0.0) >= LINE_EVERY):
             self._spoke[stage] = now
             self._console.print(f"{stage} {done:.0f}/{total:.0f} {note}")
-
-
-def curve_table(path: Path) -> Table:
-    """Agreement after each epoch."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    table = Table("epoch", *(f"depth {d}" for d in range(1, len(lines[0]["at_depth"]) + 1)), "tokens in a row")
-    for line in lines:
-        table.add_row(str(line["epoch"]), *(f"{share:.3f}" for share in line["at_depth"]), f"{line['chain']:.2f}")
-    table.title = f"first choice = the target's, on {lines[-1]['rows']} held-out tokens"
-    return table
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

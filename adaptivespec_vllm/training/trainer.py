@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -15,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from adaptivespec_vllm.training.curve import CURVE, note
 from adaptivespec_vllm.training.features import Shards
 from adaptivespec_vllm.training.network import Batch, Eagle3Network, StepOutput
 
 CHECKPOINT = "checkpoint.pt"
-CURVE = "curve.jsonl"
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,8 @@ class Trainer:
                     self.save()
                     saved = now
             self.epoch, self.done_in_epoch = self.epoch + 1, 0
-            self._note(self.evaluate())
+            position = {"epoch": self.epoch, "step": self.step, "seconds": round(self.seconds)}
+            note(self.directory / CURVE, position | asdict(self.evaluate()))
             self.save()
             after_epoch()
 
@@ -243,8 +243,3 @@ class Trainer:
             self.network.load_state_dict(state["network"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.epoch, self.done_in_epoch, self.step, self.seconds = state["progress"]
-
-    def _note(self, agreement: Agreement) -> None:
-        line = {"epoch": self.epoch, "step": self.step, "seconds": round(self.seconds)} | asdict(agreement)
-        with (self.directory / CURVE).open("a") as file:
-            file.write(json.dumps(line) + "\n")

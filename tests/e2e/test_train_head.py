@@ -67,6 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     done = place.train()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "first choice = the target's" in done.stdout
+    assert (place.output / "curve.png").stat().st_size > 5000
     return place
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ def costs_of(runner: TreeModelRunner) -> Costs:
             _store(path, costs)
         else:
             logger.warning("AdaptiveSpec measured costs while other programs were busy; the next start measures again")
+    logger.info("AdaptiveSpec costs, milliseconds by rows: %s", describe(costs))
     if runner.parallel_config.tensor_parallel_size > 1:  # all ranks decide alike
         costs = Costs.from_dict(get_tp_group().broadcast_object(costs.to_dict(), src=0))
     return costs
@@ -202,9 +203,9 @@ def _seconds(run: Callable[[int], object], rows: int) -> float:
     return time.perf_counter() - started
 
 
-def describe(costs: Costs) -> dict[str, Any]:
+def describe(costs: Costs) -> str:
     """Milliseconds of a few sizes, for people."""
-    return {
-        name: {rows: round(1000 * getattr(costs, name)(rows), 2) for rows in (1, 8, 64)}
-        for name in ("target", "first", "level")
-    }
+    sizes = (1, 8, 64)
+    tables = {"target": costs.target, "first pass": costs.first, "level": costs.level}
+    parts = (f"{name} {' / '.join(f'{1000 * table(n):.2f}' for n in sizes)}" for name, table in tables.items())
+    return f"{'; '.join(parts)} ({' / '.join(map(str, sizes))} rows)"

@@ -1,7 +1,8 @@
 """What is worth its time: choices over all requests of a step, given what each node is expected to bring.
 
 Throughout, ``rate`` is the price of time in tokens a second: what a second brings elsewhere. A choice maximises
-expected tokens - rate * seconds. Ties go to fewer nodes, then to the shallower node, then to the earlier request.
+expected tokens - rate * seconds. Ties go to fewer nodes, then to the earlier request, and within one to
+the shallower node.
 """
 
 from __future__ import annotations

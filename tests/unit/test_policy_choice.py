@@ -181,6 +181,10 @@ class TestDrafting:
             [0.9 * (0.55 + 0.18 + 0.08) - 3 * 0.05 + second - 0.1]
         )
 
+    def test_reaching_a_node_gets_less_likely_with_every_level(self):
+        brings = [(0.9 * 0.55) ** level * 0.9 * (0.55 + 0.18 + 0.08 + 0.03) for level in range(4)]
+        assert self.gain(price=0.0, level_price=0.0) == pytest.approx([sum(brings)])
+
     def test_levels_that_do_not_pay_do_not_count(self):
         assert self.gain(level_price=1.0) == self.gain(depth=1)
 

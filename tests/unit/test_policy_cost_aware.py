@@ -14,7 +14,7 @@ from synthetic import Text, World, linear, scaled, stairs
 from adaptivespec_vllm.config import AdaptiveSpecConfig, resolve
 from adaptivespec_vllm.draft import LevelRows, expand_trees
 from adaptivespec_vllm.policy import make_policy, replay
-from adaptivespec_vllm.policy.cost_aware import LONGEST_WAIT, CostAwarePolicy
+from adaptivespec_vllm.policy.cost_aware import LONGEST_WAIT, CostAwarePolicy, CostSignal
 from adaptivespec_vllm.policy.costs import UNMEASURED, Costs, CostTable
 from adaptivespec_vllm.policy.recording import Event, Recorded
 from adaptivespec_vllm.types import NO_TREE, NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
@@ -132,6 +132,39 @@ class TestGivingUp:
         drafting.values(np.log(np.float32([[0.01, 0.001]])), np.array([0]), 1)
         assert drafting.keep([np.log(np.float32([0.01, 0.001])), np.zeros(0)]) == [1, 0]
 
+    def probe(self, correction: float, log_prob: float) -> tuple[CostAwarePolicy, CostSignal]:
+        """A request, long given up, whose probe drafts one node that is accepted."""
+        policy = policy_of(Costs(linear(10, 10), linear(2, 0.3), linear(0.9, 0.3)))
+        signal = policy.signal("a")
+        signal.expected, signal.taken = 40.0, 44.0 * correction - 4.0
+        signal.wait, signal.pause = 0, 32
+        drafting = policy.begin(["a"], [True])
+        assert signal.probing and signal.pause == 64
+        values = drafting.values(np.float32([[log_prob]]), np.array([0]), 1)
+        assert np.exp(values[0, 0]) == pytest.approx(0.9 * np.exp(log_prob), rel=0.01)  # as if it were new
+        tree = DraftTree([1], [0], 0, 0.5, policy.shape, [log_prob])
+        policy.observe({"a": StepFeedback(0.5, 1, 1, 1, verdicts=tree.verdicts([1]))})
+        return policy, signal
+
+    def test_a_probe_that_surprises_asks_for_another_at_once(self):
+        policy, signal = self.probe(correction=0.1, log_prob=-0.2)
+        assert (signal.wait, signal.pause) == (0, 1)
+        assert policy.begin(["a"], [True]).drafts == [True]
+
+    def test_a_success_that_was_to_be_expected_does_not(self):
+        policy, signal = self.probe(correction=0.8, log_prob=-0.2)
+        assert (signal.wait, signal.pause) == (64, 64)
+        assert policy.begin(["a"], [True]).drafts == [False]
+
+    def test_every_time_it_is_worth_drafting_the_wait_is_halved(self):
+        policy = policy_of(MEMORY_BOUND)
+        policy.signal("a").pause = 64
+        waits = []
+        for _ in range(8):
+            assert policy.begin(["a"], [True]).drafts == [True]
+            waits.append(policy.signal("a").wait)
+        assert waits == [32, 16, 8, 4, 2, 1, 1, 1]
+
     def test_a_request_that_becomes_good_again_is_found_within_a_probe_and_a_few_steps(self):
         text = Text(4.0, scaled(0.02))
         world, policy = World([text], EVERY_ROW_COSTS), policy_of(EVERY_ROW_COSTS)
@@ -186,6 +219,11 @@ class TestRequests:
         first = Costs(linear(10, 0.01), linear(0, 0.5), linear(0.1, 0.01))
         assert policy_of(first).begin(["a"], [True], rows=[1]).drafts == [True]
         assert policy_of(first).begin(["a"], [True], rows=[40]).drafts == [False]
+
+    def test_a_pass_that_prompts_take_in_any_case_is_free_but_for_the_rows(self):
+        costs = Costs(linear(10, 0.01), linear(30, 0.01), linear(0.1, 0.01))
+        assert policy_of(costs).begin(["a", "b"], [True, False], rows=[2, 0]).drafts == [False, False]
+        assert policy_of(costs).begin(["a", "b"], [True, False], rows=[2, 50]).drafts == [True, False]
 
     def test_the_cap_of_the_configuration_holds(self):
         policy = make_policy(resolve({"num_speculative_tokens": 5}), MEMORY_BOUND)

@@ -1,0 +1,59 @@
+"""Costs of a step: measured at start, kept for the next start, read from a file where the configuration names one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptivespec_vllm import runtime
+from adaptivespec_vllm.engine.v1 import costs as measuring
+from adaptivespec_vllm.policy.costs import Costs
+from tests.e2e.conftest import generate, greedy, random_prompts
+from tests.e2e.oracle import runner_of
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(runtime.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(runtime, "busy", lambda: None)
+    return tmp_path
+
+
+def test_costs_are_measured_once(
+    make_llm: Callable[..., Any], tiny_head: Path, plain: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(speculative_config={"method": "adaptivespec", "model": str(tiny_head)})
+    runner = runner_of(llm)
+    costs = runner.policy.costs
+    for table in (costs.target, costs.first, costs.level):
+        rows, seconds = zip(*table.points, strict=True)
+        assert rows[:5] == (1, 2, 3, 4, 6) and rows[-1] <= 8 * (1 + 24)
+        assert 0 < seconds[0] <= seconds[-1] < 1.0
+    assert costs.first(1) < costs.target(1)  # a head of one layer, a target of four
+    (stored,) = (cache / "costs").iterdir()
+    assert Costs.from_dict(json.loads(stored.read_text())) == costs
+
+    prompts = random_prompts(4, seed=311)
+    assert generate(llm, prompts, greedy(30)) == generate(plain, prompts, greedy(30))
+
+    def never(self: object) -> None:
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring._Measurement, "costs", never)
+        assert measuring.costs_of(runner) == costs
+    stored.write_text('{"target": "?"}')
+    assert measuring.costs_of(runner) != costs  # a file that is not ours is measured over
+    assert Costs.from_dict(json.loads(stored.read_text())) != costs
+
+
+def test_costs_of_a_busy_machine_are_not_kept(
+    make_llm: Callable[..., Any], tiny_head: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "busy", lambda: 9.0)
+    make_llm(speculative_config={"method": "adaptivespec", "model": str(tiny_head)})
+    assert not (cache / "costs").exists()

@@ -34,8 +34,11 @@ class Drafting(ABC):
     Attributes:
         drafts: ``[B]`` which requests draft at all. The others need no pass of the head.
         reasons: plain numbers behind the decisions so far, by name; for the log.
+        seconds: modelled time of the head in this step, so far; of a policy that knows costs.
 
     """
+
+    seconds: float = 0.0
 
     def __init__(self, drafts: list[bool]) -> None:
         self.drafts = drafts

@@ -81,6 +81,10 @@ class _RecordedDrafting(Drafting):
         self.drafts = drafting.drafts
         self.reasons = drafting.reasons
 
+    @property
+    def seconds(self) -> float:  # type: ignore[override]
+        return self._drafting.seconds
+
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         shapes = self._drafting.bounds(confidences)
         self.reasons = self._drafting.reasons

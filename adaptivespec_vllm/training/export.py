@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ def export(head: TrainedHead, directory: Path, layout: Layout = "eagle") -> None
         state = {name.replace("midlayer.", "layers.0."): value for name, value in state.items()}
     state |= {"d2t": head.vocabulary.d2t, "t2d": head.vocabulary.t2d}
     save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
+    os.chmod(partial / "model.safetensors", 0o644)  # safetensors writes for the owner alone
     config = _eagle_config(head) if layout == "eagle" else _speculators_config(head)
     (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     if directory.exists():

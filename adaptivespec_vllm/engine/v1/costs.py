@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,9 @@ CONTEXT = 256
 """Tokens before the rows whose attention is measured."""
 
 _WIDTH = 4
+
+OVERHEAD_STEPS = 64
+"""Steps whose median is the overhead."""
 
 
 def costs_of(runner: TreeModelRunner) -> Costs:
@@ -123,12 +127,12 @@ class _Measurement:
 
     @torch.inference_mode()
     def costs(self) -> Costs:
-        attention = self._attention()
-        target = self._table(self._target)
+        attention, target = self._attention(), self._table(self._target)
+        without, with_level = self._table(self._stump), self._table(self._level)
         return Costs(
             target=CostTable((rows, seconds + attention(rows)) for rows, seconds in target.points),
             first=self._table(self._first),
-            level=self._table(self._level),
+            level=CostTable((rows, max(seconds - without(rows), 0.0)) for rows, seconds in with_level.points),
         )
 
     def _table(self, run: Callable[[int], object]) -> CostTable:
@@ -148,25 +152,33 @@ class _Measurement:
         runner.model.compute_logits(hidden[:rows])
 
     def _first(self, rows: int) -> None:
+        """vLLM's first pass with a row a request, and trees of one level behind it."""
         drafter = self._runner.drafter
         aux = torch.zeros(rows, drafter.model.model.fc_input_size, dtype=drafter.hidden_states.dtype)
-        hidden = drafter.model.combine_hidden_states(aux)
-        with set_forward_context(None, self._runner.vllm_config, num_tokens=rows):
-            last_hidden, _ = drafter.model(
-                input_ids=drafter.input_ids[:rows], positions=drafter.positions[:rows], hidden_states=hidden
-            )
-        ops.topk_logprobs(drafter.head.logits(last_hidden), self._runner.max_width)
+        drafter.run_first_pass_alone(aux, CONTEXT)
+        hidden = drafter.hidden_states.new_zeros(rows, drafter.hidden_size)
+        log_probs, ids = ops.topk_logprobs(drafter.head.logits(hidden), self._runner.max_width)
+        self._grow(log_probs, drafter.head.to_target(ids), 1)
 
     def _level(self, rows: int) -> None:
-        """A tree of two levels: the head runs over the first one."""
-        drafter, width = self._runner.drafter, min(_WIDTH, self._runner.max_width, rows)
+        """Trees of two levels: the head runs over the first one."""
+        self._grow(*self._children(rows), 2)
+
+    def _stump(self, rows: int) -> None:
+        """The same trees without their second level."""
+        self._grow(*self._children(rows), 1)
+
+    def _children(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        width = min(_WIDTH, self._runner.max_width, rows)
         requests = -(-rows // width)
-        shapes = [TreeShape(2, width, width * (1 + width))] * requests
-        log_probs = torch.zeros(requests, width)
+        return torch.zeros(requests, width), torch.zeros(requests, width, dtype=torch.int64)
+
+    def _grow(self, log_probs: torch.Tensor, tokens: torch.Tensor, depth: int) -> None:
+        drafter, (requests, width) = self._runner.drafter, log_probs.shape
+        shapes = [TreeShape(depth, width, width * (1 + (depth - 1) * width))] * requests
         hidden = drafter.hidden_states.new_zeros(requests, drafter.hidden_size)
         roots = torch.zeros(requests, dtype=torch.int32)
         drafter.head.begin(hidden, roots, torch.zeros(requests, 1, dtype=torch.int32), scratch_rows_needed(shapes))
-        tokens = torch.zeros(requests, width, dtype=torch.int64)
         expand_trees(drafter.head, log_probs, tokens, shapes, roots.tolist(), _Everything())
 
     def _attention(self) -> CostTable:
@@ -195,6 +207,34 @@ class _Measurement:
                 )
 
         return self._table(run)
+
+
+class Overhead:
+    """What a step takes beside its modelled parts, seen while decoding: the median, so that no outlier counts."""
+
+    def __init__(self) -> None:
+        self._rest: list[float] = []
+        self._began = 0.0
+        self._requests: frozenset[str] = frozenset()
+        self._expected: float | None = None
+
+    def begin(self, requests: Iterable[str]) -> float | None:
+        """A step begins; seconds, when enough steps have been seen since the last answer.
+
+        Only the time between two steps of the same requests counts: with others, the engine may have waited for them.
+        """
+        now, same = time.perf_counter(), frozenset(requests)
+        if self._expected is not None and same == self._requests:
+            self._rest.append(now - self._began - self._expected)
+        self._began, self._requests, self._expected = now, same, None
+        if len(self._rest) < OVERHEAD_STEPS:
+            return None
+        rest, self._rest = statistics.median(self._rest), []
+        return max(0.0, rest)
+
+    def end(self, expected: float) -> None:
+        """A step that only decoded ends; ``expected`` seconds are those of its parts."""
+        self._expected = expected
 
 
 def _seconds(run: Callable[[int], object], rows: int) -> float:

@@ -120,6 +120,35 @@ class TreeProposer(EagleProposer):
         }
         super().propose(0, **kwargs)
 
+    def run_first_pass_alone(self, hidden: torch.Tensor, context: int) -> None:
+        """The first pass with a row a request behind a made-up context, for the time it takes; nothing is kept.
+
+        Args:
+            hidden: ``[R, hidden states of the auxiliary layers]``.
+            context: tokens before each row.
+
+        """
+        rows = len(hidden)
+        start = torch.arange(rows + 1, dtype=torch.int32)
+        lengths = torch.full((rows,), context + 1, dtype=torch.int32)
+        zeros = torch.zeros(rows, dtype=torch.int64)
+        common = CommonAttentionMetadata(
+            query_start_loc=start,
+            query_start_loc_cpu=start,
+            seq_lens=lengths,
+            seq_lens_cpu_upper_bound=lengths,
+            num_reqs=rows,
+            num_actual_tokens=rows,
+            max_query_len=1,
+            max_seq_len=context + 1,
+            block_table_tensor=torch.zeros(rows, context + 1, dtype=torch.int32),
+            slot_mapping=zeros - 1,
+            causal=True,
+        )
+        tokens = self.num_speculative_tokens
+        super().propose(0, zeros.int(), zeros + context, hidden, zeros.int(), None, common, None)
+        self.num_speculative_tokens = tokens
+
     def _choose(self, lengths: Sequence[int], drafts: Sequence[bool]) -> list[int]:
         """Requests that go through the first pass: those that draft, and those whose rows are too many to put off.
 

@@ -7,6 +7,7 @@ step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from adaptivespec_vllm.attention import LayoutError, TreeRows
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
-from adaptivespec_vllm.engine.v1.costs import costs_of
+from adaptivespec_vllm.engine.v1.costs import Overhead, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
@@ -56,6 +57,7 @@ class TreeModelRunner(CPUModelRunner):
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
         self._attention_steps: list[TreeAttentionStep] = []
+        self._overhead = Overhead()
 
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
@@ -121,8 +123,14 @@ class TreeModelRunner(CPUModelRunner):
         """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
         self.step = None
         self._attention_steps = []
+        self._learn_overhead(scheduler_output)
         with self.stats.timed("execute"):
             return super().execute_model(scheduler_output, intermediate_tensors)
+
+    def _learn_overhead(self, scheduler_output: SchedulerOutput) -> None:
+        seconds = self._overhead.begin(scheduler_output.num_scheduled_tokens)
+        if seconds is not None and self.costs is not None and self.policy.costs is not None:
+            self.policy.costs = self.costs = replace(self.costs, overhead=seconds)
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
@@ -208,7 +216,10 @@ class TreeModelRunner(CPUModelRunner):
         """Verification, commit, bookkeeping and drafting."""
         with self.stats.timed("sample"):
             try:
-                return super().sample_tokens(grammar_output)
+                output = super().sample_tokens(grammar_output)
+                if self.costs is not None and self.step is not None and all(self.step.deferred):
+                    self._overhead.end(self.costs.target(self.step.num_rows) + self.drafting.seconds)
+                return output
             finally:
                 self.step = None
 

@@ -1,4 +1,4 @@
-"""Requests that do not draft for a while: the head sees their tokens later, and drafts as if it had seen them before."""
+"""Requests that do not draft for a while: the head sees their tokens later, and drafts as if it had seen them."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from adaptivespec_vllm.config import ConfigError
 from adaptivespec_vllm.training.answers import Answer
 
 ANSWERS_A_SHARD = 256
@@ -41,8 +42,16 @@ class Example:
 
 
 def default_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose inputs vLLM hands to an EAGLE-3 head that names none."""
-    return (2, num_layers // 2, num_layers - 3)
+    """The layers whose inputs vLLM hands to an EAGLE-3 head that names none; others where the target has too few.
+
+    Raises:
+        ConfigError: fewer than four layers.
+
+    """
+    for layers in ((2, num_layers // 2, num_layers - 3), (1, num_layers // 2, num_layers - 1)):
+        if layers[0] < layers[1] < layers[2]:
+            return layers
+    raise ConfigError(f"--model: the target has {num_layers} layers; allowed: at least 4")
 
 
 class Extractor:

@@ -82,8 +82,8 @@ def test_vllm_accepts_what_the_head_drafts(trained: Workplace, make_llm: Callabl
     tokens = generate(llm, prompts, greedy(TOKENS, ignore_eos=False))
     assert tokens == [answer["answer_ids"] for answer in answers]
     stats = llm.collective_rpc("adaptivespec_stats")[0]
-    # All three drafts of nearly every step: the network that was trained is the one that vLLM runs.
-    assert stats["emitted"] / stats["steps"] > 3.0
+    # Most drafts of every answer but the one that is held out: the network that was trained is the one that vLLM runs.
+    assert stats["emitted"] / stats["steps"] > 2.4
 
 
 def test_the_same_command_again_has_nothing_to_do(trained: Workplace) -> None:

@@ -146,6 +146,12 @@ def test_features_are_the_inputs_of_the_layers(target: LlamaForCausalLM, answers
     hook.remove()
 
 
+def test_layers_of_small_targets() -> None:
+    assert [default_layers(count) for count in (4, 6, 7, 30)] == [(1, 2, 3), (1, 3, 5), (2, 3, 4), (2, 15, 27)]
+    with pytest.raises(ConfigError, match="at least 4"):
+        default_layers(3)
+
+
 def test_shards_that_exist_are_not_computed_again(
     target: LlamaForCausalLM, answers: list[Answer], shards: Path
 ) -> None:

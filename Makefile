@@ -24,7 +24,7 @@ RUNTIME := $(VENV)/.stamp-runtime
 MODEL := $(VENV)/.stamp-model
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
-TYPED := $(addprefix adaptivespec_vllm/,config types.py runtime.py policy tree draft verify attention kv ops \
+TYPED := $(addprefix adaptivespec_vllm/,config types.py runtime.py chat.py policy tree draft verify attention kv ops \
 	provenance.py screen.py bench training)
 
 .PHONY: help setup demo test quality clean

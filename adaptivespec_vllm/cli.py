@@ -1,4 +1,4 @@
-"""The command line: ``adaptivespec check``, ``demo``, ``bench`` and ``compare``."""
+"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare`` and ``train-head``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from adaptivespec_vllm import __version__
 from adaptivespec_vllm.config import METHOD, AdaptiveSpecConfig, ConfigError, load, read, reason, resolve, shortened
+from adaptivespec_vllm.runtime import looks_like_path
 
 T = TypeVar("T")
 
@@ -280,9 +281,8 @@ class Report:
 
 def _is_missing_path(model: str) -> bool:
     """Whether it can only be a path, and there is nothing at it."""
-    looks_like_one = model.startswith(("/", "./", "../", "~")) or model in (".", "..") or model.count("/") > 1
     try:
-        return looks_like_one and "://" not in model and not Path(model).exists()
+        return looks_like_path(model) and "://" not in model and not Path(model).exists()
     except (OSError, ValueError):  # too long, or not a path at all
         return True
 

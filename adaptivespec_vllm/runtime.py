@@ -16,6 +16,11 @@ _REEXECUTED = "ADAPTIVESPEC_REEXECUTED"
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
+def looks_like_path(name: str) -> bool:
+    """Whether the name of a model can only be a path: no id of a hub is written like it."""
+    return name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.count("/") > 1
+
+
 def cache_dir() -> Path:
     """Where prepared models and logs live; ``VLLM_ADAPTIVESPEC_CACHE`` overrides ``~/.cache/adaptivespec``."""
     override = os.environ.get(CACHE_VARIABLE)

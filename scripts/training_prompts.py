@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prompts that the demo's head was trained on, from three public data sets: JSON lines for ``train-head --prompts``.
+"""Prompts like those of the demo's head, from three public data sets: JSON lines for ``train-head --prompts``.
 
     scripts/training_prompts.py DIRECTORY > prompts.jsonl
 

@@ -12,6 +12,7 @@ from adaptivespec_vllm.bench.arms import Arm
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.bench.prompts import Prompt
 from adaptivespec_vllm.bench.result import Place
+from adaptivespec_vllm.runtime import looks_like_path
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_BATCH = 1024
@@ -117,8 +118,7 @@ def _check_path(option: str, value: str | None) -> None:
         return
     if not value.strip():
         raise BadInput(option, value, "a directory or a hub id")
-    is_path = value.startswith(("/", "./", "../", "~")) or value in (".", "..") or value.count("/") > 1
-    if is_path and not Path(value).is_dir():
+    if looks_like_path(value) and not Path(value).is_dir():
         raise BadInput(option, value, "a directory that exists, or a hub id")
 
 

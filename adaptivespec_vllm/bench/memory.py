@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import resource
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 def resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of this process in memory."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident() -> int:
@@ -39,16 +35,10 @@ def device_peak(*, reset: bool = False) -> int | None:
     return peak
 
 
-def available() -> int | None:
-    """Bytes left where engines live: on the CUDA device, or of the machine; ``None`` where nobody says."""
+def available() -> int:
+    """Bytes left where engines live: on the CUDA device, or of the machine."""
     cuda = _cuda()
-    if cuda is not None:
-        return int(cuda.mem_get_info()[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    return int(psutil.virtual_memory().available if cuda is None else cuda.mem_get_info()[0])
 
 
 def _cuda() -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import struct
 from pathlib import Path
 from typing import Any
+
+from adaptivespec_vllm.engine.head_weights import Tensors
 
 _LEAST_KV_BYTES = 64 << 20
 _SPARE_TOKENS = 128
@@ -31,18 +31,8 @@ def kv_cache_bytes(config: Any, tokens: int, element_bytes: int) -> int:
 
 def weight_bytes(directory: Path, element_bytes: int) -> int | None:
     """Memory of the weights of a directory when loaded; ``None`` where there are none to look at."""
-    total = 0
-    for file in directory.glob("*.safetensors"):
-        tensors = _header(file)
-        total += sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
-    return total * element_bytes or None
-
-
-def _header(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        (size,) = struct.unpack("<Q", stream.read(8))
-        header: dict[str, Any] = json.loads(stream.read(size))
-        return header
+    shapes = Tensors.read(sorted(directory.glob("*.safetensors"))).shapes.values()
+    return sum(map(math.prod, shapes)) * element_bytes or None
 
 
 def fingerprint(name: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adaptivespec_vllm import chat
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.config import shortened
 from adaptivespec_vllm.demo.prompts import PROMPTS
@@ -99,9 +100,7 @@ def encode(tokenizer: Any, prompt: Prompt, context: int | None, seed: int) -> En
 def _chat(tokenizer: Any, text: str) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         return list(tokenizer.encode(text))
-    chat = [{"role": "user", "content": text}]
-    formatted = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(formatted, add_special_tokens=False))
+    return chat.encode(tokenizer, [{"role": "user", "content": text}])
 
 
 def _lengthened(tokenizer: Any, prompt: Prompt, context: int, seed: int) -> list[int]:

@@ -166,9 +166,8 @@ class Session:
             f"{count} engines at once, each about {each / GB:.1f} GB (weights {weights / GB:.1f}, keys and values "
             f"{server.kv_cache_memory_bytes / GB:.1f})"
         )
-        room = "" if available is None else f", of {available / GB:.1f} GB available"
-        self.console.print(f"  {told}: {count * each / GB:.1f} GB{room}", style="dim")
-        if available is not None and count * each > available:
+        self.console.print(f"  {told}: {count * each / GB:.1f} GB, of {available / GB:.1f} GB available", style="dim")
+        if count * each > available:
             raise BadInput(
                 "--arms", told, f"what fits the {available / GB:.1f} GB available: fewer --arms, or a smaller --batch"
             )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from adaptivespec_vllm import chat
+
 if TYPE_CHECKING:
     from vllm import LLM
 
@@ -53,11 +55,7 @@ class Decoder:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a user message in the model's chat format."""
-        chat = [{"role": "user", "content": text}]
-        tokenizer = self.llm.get_tokenizer()
-        return tokenizer.encode(
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True), add_special_tokens=False
-        )
+        return chat.encode(self.llm.get_tokenizer(), [{"role": "user", "content": text}])
 
     def decode(self, text: str, max_tokens: int, on_text: OnText) -> Answer:
         """Answer a user message, handing over the text as it comes."""

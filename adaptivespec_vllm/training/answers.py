@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptivespec_vllm.training.prompts import Prompt, encode, own_prompts, user_turn
+from adaptivespec_vllm import chat
+from adaptivespec_vllm.training.prompts import Prompt, own_prompts, user_turn
 
 Progress = Callable[[int, int, int], None]
 """Called with (answers done, answers in all, tokens so far)."""
@@ -32,7 +33,7 @@ class Sampling:
     Args:
         temperatures: one answer to each prompt for each of these; 0 is greedy.
         max_tokens: longest answer, in tokens.
-        seed: of the draws; answer i of a prompt is the same in every run of one machine.
+        seed: of the engine. Draws depend on which requests share a batch, so an interrupted run draws others.
 
     """
 
@@ -65,7 +66,7 @@ def generate(llm: Any, prompts: list[Prompt], sampling: Sampling, path: Path, pr
     limit = llm.model_config.max_model_len
     waiting: dict[str, tuple[Prompt, float, list[int]]] = {}
     for index, prompt in enumerate(prompts):
-        ids = encode(tokenizer, prompt.messages)
+        ids = chat.encode(tokenizer, prompt.messages)
         room = limit - len(ids)
         for temperature in sampling.temperatures:
             if (prompt.id, temperature) in done or room < 2:

@@ -139,10 +139,6 @@ class Shards:
         """Tokens of an example, prompt included."""
         return self._index[index][2]
 
-    def answer_length(self, index: int) -> int:
-        """Tokens of an example's answer."""
-        return self._index[index][2] - self._index[index][3]
-
     def __getitem__(self, index: int) -> Example:
         number, offset, length, start = self._index[index]
         file, end = self._files[number], offset + length

@@ -73,12 +73,6 @@ def _is_conversation(messages: Any) -> bool:
     )
 
 
-def encode(tokenizer: Any, messages: tuple[dict[str, str], ...]) -> list[int]:
-    """Token ids of a conversation in the target's chat format, up to where its answer starts."""
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return list(tokenizer.encode(text, add_special_tokens=False))
-
-
 def user_turn(tokenizer: Any) -> tuple[list[int], str]:
     """What comes before a user's words in the chat format (token ids), and what ends them.
 

@@ -20,11 +20,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adaptivespec_vllm.config import ConfigError, shortened
 from adaptivespec_vllm.training.answers import Answer, Sampling, generate, read_answers, write_prompts
 from adaptivespec_vllm.training.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from adaptivespec_vllm.training.network import HeadShape
 
 HELD_OUT = 50
 """One prompt in so many is kept from training, to measure agreement on."""
@@ -232,7 +235,7 @@ def stop_ids(config: Any) -> Sequence[int]:
     return [eos] if isinstance(eos, int) else list(eos or ())
 
 
-def head_shape(config: Any, draft_vocabulary: int) -> Any:
+def head_shape(config: Any, draft_vocabulary: int) -> HeadShape:
     """Sizes of the head: those of one layer of the target."""
     from adaptivespec_vllm.training.network import HeadShape
 

@@ -122,8 +122,8 @@ class Trainer:
     ) -> None:
         self.network, self.target, self.data, self.schedule = network, target, data, schedule
         self.held_out = list(held_out)
-        hidden_from_training = set(held_out)
-        self.training = [i for i in range(len(data)) if i not in hidden_from_training and data.answer_length(i) >= 3]
+        measured = set(held_out)
+        self.training = [i for i in range(len(data)) if i not in measured]
         self.directory = directory
         decayed = [p for p in network.parameters() if p.ndim > 1]
         plain = [p for p in network.parameters() if p.ndim <= 1]

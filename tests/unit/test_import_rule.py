@@ -17,7 +17,7 @@ PACKAGE = ROOT / "adaptivespec_vllm"
 NAME = PACKAGE.name
 
 LEVELS = [
-    {"types", "runtime"},
+    {"types", "runtime", "chat"},
     {"config"},
     {"ops"},
     {"policy", "tree", "draft", "verify", "attention", "kv"},

@@ -1,7 +1,7 @@
 """What a step costs here, measured once before the first request.
 
 Each part is run over growing numbers of rows, and of a few repeats the fastest counts: what slows a run down is other
-programs. Passes run without a batch's metadata, so the attention of tree rows is measured beside them.
+programs. The target runs without a batch's metadata, so the attention of its tree rows is measured beside it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 
 from adaptivespec_vllm.config import resolve
 from adaptivespec_vllm.demo.model import DemoModel, prepare
+from adaptivespec_vllm.engine.v1.costs import measured_costs
 from adaptivespec_vllm.runtime import cache_dir
 from tests.e2e.oracle import runner_of
 
@@ -156,6 +157,13 @@ def test_adaptive(ours: Callable[..., Any], plain: Any, prompts: list, expected:
     stats = adaptive.collective_rpc("adaptivespec_stats")[0]
     assert stats["emitted"] / stats["steps"] > 1.2
     assert not stats["chains"]
+
+
+def test_measured_costs_are_those_of_a_large_target_and_a_small_head(ours: Callable[..., Any]) -> None:
+    """Thirty layers against one. The tiny model's passes are mostly what vLLM does around them, so not there."""
+    costs = measured_costs(runner_of(ours(tree=static(8, 4, 24))))
+    assert costs.first(1) < costs.target(1)
+    assert costs.level(1) < costs.target(1)
 
 
 def test_siblings_pay(ours: Callable[..., Any], plain: Any, prompts: list, expected: list) -> None:

@@ -53,7 +53,7 @@ def costs_of(runner: TreeModelRunner) -> Costs:
     costs = _stored(path)
     if costs is None:
         started = time.perf_counter()
-        costs = _Measurement(runner).costs()
+        costs = measured_costs(runner)
         logger.info("AdaptiveSpec measured the costs of a step in %.1f s", time.perf_counter() - started)
         if runtime.busy() is None:
             _store(path, costs)
@@ -63,6 +63,11 @@ def costs_of(runner: TreeModelRunner) -> Costs:
     if runner.parallel_config.tensor_parallel_size > 1:  # all ranks decide alike
         costs = Costs.from_dict(get_tp_group().broadcast_object(costs.to_dict(), src=0))
     return costs
+
+
+def measured_costs(runner: TreeModelRunner) -> Costs:
+    """Costs of a runner that is ready for requests, measured now."""
+    return _Measurement(runner).costs()
 
 
 def _key(runner: TreeModelRunner) -> str:

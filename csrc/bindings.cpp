@@ -17,6 +17,16 @@ STABLE_TORCH_LIBRARY(adaptivespec, m) {
       "Tensor value_cache, Tensor block_table, Tensor prefix_lens, Tensor query_start, Tensor key_start, "
       "Tensor ancestors, float scale) -> ()");
   m.def("topk_logprobs(Tensor logits, int k, Tensor(a!) values, Tensor(b!) indices) -> ()");
+  m.def("linear(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias) -> ()");
+  m.def(
+      "draft_input(Tensor(a!) x, Tensor(b!) residual, Tensor tokens, Tensor parent_rows, Tensor embeddings, "
+      "Tensor hidden, Tensor embed_norm, Tensor hidden_norm, float eps, bool norm_before_residual) -> ()");
+  m.def(
+      "draft_layer(Tensor(a!) normed, Tensor(b!) residual, Tensor(c!) keys, Tensor(d!) values, Tensor x, Tensor qkv, "
+      "Tensor? qkv_bias, Tensor? q_norm, Tensor? k_norm, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate_up, "
+      "Tensor? gate_up_bias, Tensor down, Tensor? down_bias, Tensor next_norm, float eps, Tensor cos_sin, "
+      "Tensor positions, Tensor scratch_rows, Tensor key_cache, Tensor value_cache, Tensor block_table, "
+      "Tensor prefix_lens, Tensor query_start, Tensor key_start, Tensor ancestors, float scale) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(adaptivespec, CPU, m) {
@@ -24,6 +34,9 @@ STABLE_TORCH_LIBRARY_IMPL(adaptivespec, CPU, m) {
   m.impl("walk_trees", TORCH_BOX(&adaptivespec::walk_trees));
   m.impl("tree_attention", TORCH_BOX(&adaptivespec::tree_attention));
   m.impl("topk_logprobs", TORCH_BOX(&adaptivespec::topk_logprobs));
+  m.impl("linear", TORCH_BOX(&adaptivespec::linear));
+  m.impl("draft_input", TORCH_BOX(&adaptivespec::draft_input));
+  m.impl("draft_layer", TORCH_BOX(&adaptivespec::draft_layer));
 }
 
 namespace {

@@ -13,12 +13,19 @@ from ..types import MarginLimits, TreeBatch, VerifyResult
 from . import _fake, reference
 from ._native import describe, native_ops_loaded
 from .errors import InvalidTreeError
+from .layers import DraftLayer, LevelPlaces, PackedLinear
 
 __all__ = [
     "build_tree",
     "walk_trees",
     "tree_attention",
     "topk_logprobs",
+    "linear",
+    "draft_input",
+    "draft_layer",
+    "DraftLayer",
+    "LevelPlaces",
+    "PackedLinear",
     "InvalidTreeError",
     "native_ops_loaded",
     "describe",
@@ -26,7 +33,7 @@ __all__ = [
 
 _NATIVE = native_ops_loaded()
 if _NATIVE:
-    _build_tree, _walk_trees, _tree_attention, _topk_logprobs = (
+    _build_tree, _walk_trees, _tree_attention, _topk_logprobs, _linear, _draft_input, _draft_layer = (
         getattr(torch.ops.adaptivespec, name).default for name in _fake.OPS
     )
 
@@ -164,3 +171,103 @@ def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     values, indices = torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.int64)
     _topk_logprobs(logits, k, values, indices)
     return values, indices
+
+
+def linear(x: torch.Tensor, layer: PackedLinear) -> torch.Tensor:
+    """A linear layer on few rows, bound by reading its packed weights once.
+
+    Sums are float32, in the order of the inputs: the weights being bfloat16 values, nothing is rounded that a float32
+    copy of them would not round.
+
+    Args:
+        x: ``float32 [M, K]``; K contiguous.
+        layer: the weights and the bias.
+
+    Returns:
+        ``float32 [M, N]``.
+
+    """
+    if not (_NATIVE and x.is_cpu):
+        return reference.linear(x, layer)
+    out = torch.empty(x.shape[0], layer.outputs)
+    _linear(out, x, layer.weight, layer.bias)
+    return out
+
+
+def draft_input(
+    tokens: torch.Tensor,
+    parent_rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    hidden: torch.Tensor,
+    embed_norm: torch.Tensor,
+    hidden_norm: torch.Tensor,
+    eps: float,
+    norm_before_residual: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the first layer of an EAGLE-3 head starts from: the nodes' tokens and their parents' hidden states.
+
+    Args:
+        tokens: ``int64 [R]``.
+        parent_rows: ``int64 [R]``, rows of ``hidden``.
+        embeddings: ``float32 [V, H]``.
+        hidden: ``float32 [P, H]``.
+        embed_norm: ``float32 [H]``, weights of the norm of the embeddings.
+        hidden_norm: ``float32 [H]``, weights of the norm of the hidden states.
+        eps: of both norms.
+        norm_before_residual: the residual is the normalised hidden state instead of the hidden state.
+
+    Returns:
+        ``float32 [R, 2 H]`` normalised embeddings beside normalised hidden states, and the residual ``float32 [R, H]``.
+
+    """
+    if not (_NATIVE and hidden.is_cpu):
+        return reference.draft_input(
+            tokens, parent_rows, embeddings, hidden, embed_norm, hidden_norm, eps, norm_before_residual
+        )
+    rows, size = tokens.shape[0], hidden.shape[1]
+    x, residual = torch.empty(rows, 2 * size), torch.empty(rows, size)
+    _draft_input(
+        x, residual, tokens, parent_rows, embeddings, hidden, embed_norm, hidden_norm, eps, norm_before_residual
+    )
+    return x, residual
+
+
+def draft_layer(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    layer: DraftLayer,
+    next_norm: torch.Tensor,
+    places: LevelPlaces,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+) -> torch.Tensor:
+    """One decoder layer of a draft head over the rows of a level.
+
+    Args:
+        x: ``float32 [R, H]``, for the first layer ``[R, 2 H]``: normalised input.
+        residual: ``float32 [R, H]``; the outputs of attention and MLP are added to it.
+        layer: the layer's weights.
+        next_norm: ``float32 [H]``, weights of the norm that follows the layer.
+        places: where the rows stand.
+        keys: ``float32 [Tk, Hkv, D]``, scratch of the expanded nodes; the rows' own keys are written to it.
+        values: the same for values.
+        key_cache: ``float32 [blocks, Hkv, block_size, D]`` with any strides.
+        value_cache: the same.
+
+    Returns:
+        ``float32 [R, H]``, the residual after the layer, normalised.
+
+    """
+    if not (_NATIVE and x.is_cpu):
+        return reference.draft_layer(x, residual, layer, next_norm, places, keys, values, key_cache, value_cache)
+    normed = torch.empty_like(residual)
+    qkv, o, gate_up, down = layer.qkv, layer.o, layer.gate_up, layer.down
+    _draft_layer(
+        normed, residual, keys, values, x, qkv.weight, qkv.bias, layer.q_norm, layer.k_norm, o.weight, o.bias,
+        layer.post_norm, gate_up.weight, gate_up.bias, down.weight, down.bias, next_norm, layer.eps, layer.cos_sin,
+        places.positions, places.scratch_rows, key_cache, value_cache, places.block_table, places.prefix_lens,
+        places.start, places.key_start, places.ancestors, layer.scale,
+    )  # fmt: skip
+    return normed

@@ -8,7 +8,7 @@ import torch
 
 from ._native import native_ops_loaded
 
-OPS = ("build_tree", "walk_trees", "tree_attention", "topk_logprobs")
+OPS = ("build_tree", "walk_trees", "tree_attention", "topk_logprobs", "linear", "draft_input", "draft_layer")
 
 
 def _returns_nothing(*args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ..types import MAX_TREE_ROWS, MarginLimits, TreeBatch, VerifyResult
 from .errors import InvalidTreeError
+from .layers import DraftLayer, LevelPlaces, PackedLinear
 
 
 def build_tree(
@@ -172,6 +173,77 @@ def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     # logits: two of them may share a rounded log-probability.
     indices = scores.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return scores.log_softmax(-1).gather(-1, indices), indices
+
+
+def linear(x: torch.Tensor, layer: PackedLinear) -> torch.Tensor:
+    """See :func:`adaptivespec_vllm.ops.linear`; like the two below, computed in the dtype of its first argument."""
+    out = x @ layer.unpacked().to(x.dtype).T
+    return out if layer.bias is None else out + layer.bias
+
+
+def draft_input(
+    tokens: torch.Tensor,
+    parent_rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    hidden: torch.Tensor,
+    embed_norm: torch.Tensor,
+    hidden_norm: torch.Tensor,
+    eps: float,
+    norm_before_residual: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See :func:`adaptivespec_vllm.ops.draft_input`."""
+    state = hidden[parent_rows]
+    normed = _rms_norm(state, hidden_norm, eps)
+    embedded = _rms_norm(embeddings[tokens], embed_norm, eps)
+    return torch.cat([embedded, normed], dim=-1), normed if norm_before_residual else state
+
+
+def draft_layer(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    layer: DraftLayer,
+    next_norm: torch.Tensor,
+    places: LevelPlaces,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+) -> torch.Tensor:
+    """See :func:`adaptivespec_vllm.ops.draft_layer`."""
+    kv_heads, dim = keys.shape[1:]
+    fused = linear(x, layer.qkv).unflatten(-1, (-1, dim))  # [R, Hq + 2 Hkv, D]
+    query, key, value = fused.split([fused.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if layer.q_norm is not None:
+        query = _rms_norm(query, layer.q_norm, layer.eps)
+    if layer.k_norm is not None:
+        key = _rms_norm(key, layer.k_norm, layer.eps)
+    cos_sin = layer.cos_sin[places.positions].to(x.dtype)
+    query, key = _rotate(query, cos_sin), _rotate(key, cos_sin)
+
+    own = torch.repeat_interleave(places.key_start[:-1].long(), places.start.diff()) + places.scratch_rows
+    keys[own], values[own] = key, value
+    context = torch.empty_like(query)
+    tree_attention(
+        query, keys, values, key_cache, value_cache, places.block_table, places.prefix_lens, places.start,
+        places.key_start, places.ancestors, layer.scale, context,
+    )  # fmt: skip
+
+    residual += linear(context.flatten(1), layer.o)
+    gate, up = linear(_rms_norm(residual, layer.post_norm, layer.eps), layer.gate_up).chunk(2, dim=-1)
+    residual += linear(torch.nn.functional.silu(gate) * up, layer.down)
+    return _rms_norm(residual, next_norm, layer.eps)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _rotate(heads: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of ``[R, heads, D]``; dimensions past those of ``cos_sin [R, rotated]`` stay."""
+    cos, sin = cos_sin[:, None].chunk(2, dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = heads.split([half, half, heads.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
 def _deepest(tree: TreeBatch) -> int:

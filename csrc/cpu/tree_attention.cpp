@@ -6,9 +6,8 @@
 #include <new>
 #include <type_traits>
 
-#include "adaptivespec/paged_kv.h"
 #include "adaptivespec/scalar_types.h"
-#include "adaptivespec/tree.h"
+#include "attention.h"
 #include "checks.h"
 #include "isa.h"
 #include "ops.h"
@@ -18,24 +17,6 @@ namespace adaptivespec {
 // Keys a tile, in groups of 16.
 constexpr int kTileGroups = 8;
 constexpr int kTile = kTileGroups * 16;
-
-template <class T>
-struct AttentionArgs {
-  RowView<T> out;               // [Tq, Hq, D]
-  RowView<const T> query;       // [Tq, Hq, D]
-  RowView<const T> tree_key;    // [Tk, Hkv, D]
-  RowView<const T> tree_value;  // [Tk, Hkv, D]
-  PagedView<T> key_cache;
-  PagedView<T> value_cache;
-  const int32_t* block_table;  // [B, max_blocks]
-  int64_t table_stride;
-  const int32_t* prefix_lens;  // [B]
-  const int32_t* query_start;  // [B + 1]
-  const int32_t* key_start;    // [B + 1]
-  const int64_t* ancestors;    // [Tq]
-  int64_t requests, kv_heads, group, head_dim, block_size;
-  float scale;
-};
 
 // Rows first_row .. first_row + rows of one KV head of one request; row = query * group + head within the group.
 struct Job {
@@ -167,7 +148,14 @@ void run_part(const AttentionArgs<T>& args, Attend<T> attend, int64_t total, int
 }
 
 template <class T>
-void run(const AttentionArgs<T>& args) {
+RowView<const T> read_rows(const Argument& tensor) {
+  return {tensor.read<T>(), tensor.stride(0), tensor.stride(1)};
+}
+
+}  // namespace
+
+template <class T>
+void attend_trees(const AttentionArgs<T>& args) {
   int64_t total = 0;
   for (int64_t b = 0; b < args.requests; ++b) {
     const int64_t rows = (args.query_start[b + 1] - args.query_start[b]) * args.group;
@@ -182,17 +170,7 @@ void run(const AttentionArgs<T>& args) {
   });
 }
 
-template <class T>
-RowView<const T> read_rows(const Argument& tensor) {
-  return {tensor.read<T>(), tensor.stride(0), tensor.stride(1)};
-}
-
-template <class T>
-PagedView<T> paged(const Argument& cache) {
-  return {cache.read<T>(), cache.stride(0), cache.stride(1), cache.stride(2), cache.stride(3)};
-}
-
-}  // namespace
+template void attend_trees<float>(const AttentionArgs<float>&);
 
 void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_key, const Tensor& tree_value,
                     const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_table,
@@ -202,74 +180,26 @@ void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_k
   const Argument query_arg(kOp, "query", query, 3);                    // [Tq, Hq, D]
   const Argument tree_key_arg(kOp, "tree_key", tree_key, 3);           // [Tk, Hkv, D]
   const Argument tree_value_arg(kOp, "tree_value", tree_value, 3);     // [Tk, Hkv, D]
-  const Argument key_cache_arg(kOp, "key_cache", key_cache, 4);        // [blocks, Hkv, block_size, D]
-  const Argument value_cache_arg(kOp, "value_cache", value_cache, 4);  // [blocks, Hkv, block_size, D]
-  const Argument block_table_arg(kOp, "block_table", block_table, 2);  // [B, max_blocks]
-  const Argument prefix_lens_arg(kOp, "prefix_lens", prefix_lens, 1);  // [B]
-  const Argument query_start_arg(kOp, "query_start", query_start, 1);  // [B + 1]
-  const Argument key_start_arg(kOp, "key_start", key_start, 1);        // [B + 1]
-  const Argument ancestors_arg(kOp, "ancestors", ancestors, 1);        // [Tq]
 
   const ScalarType type = query_arg.type();
   const int64_t queries = query_arg.size(0), heads = query_arg.size(1), dims = query_arg.size(2);
   const int64_t tree_rows = tree_key_arg.size(0), kv_heads = tree_key_arg.size(1);
-  const int64_t requests = prefix_lens_arg.size(0);
-  const int64_t blocks = key_cache_arg.size(0), block_size = key_cache_arg.size(2);
-  ADAPTIVESPEC_CHECK(kv_heads > 0 && heads > 0 && heads % kv_heads == 0, kOp, "the ", heads,
-                     " query heads must be a multiple of the ", kv_heads, " KV heads");
-  ADAPTIVESPEC_CHECK(dims > 0 && dims <= 1024, kOp, "head size must be in 1..1024, got ", dims);
   query_arg.last_contiguous();
   out_arg.of_type(type).of_size(0, queries).of_size(1, heads).of_size(2, dims);
   out_arg.last_contiguous().distinct(0).distinct(1);
   tree_key_arg.of_type(type).of_size(2, dims).last_contiguous();
   tree_value_arg.of_type(type).of_size(0, tree_rows).of_size(1, kv_heads).of_size(2, dims).last_contiguous();
-  key_cache_arg.of_type(type).of_size(1, kv_heads).of_size(3, dims);
-  value_cache_arg.of_type(type).of_size(0, blocks).of_size(1, kv_heads).of_size(2, block_size).of_size(3, dims);
-  block_table_arg.of_type(ScalarType::Int).of_size(0, requests).last_contiguous();
-  prefix_lens_arg.of_type(ScalarType::Int).contiguous();
-  query_start_arg.of_type(ScalarType::Int).of_size(0, requests + 1).contiguous();
-  key_start_arg.of_type(ScalarType::Int).of_size(0, requests + 1).contiguous();
-  ancestors_arg.of_type(ScalarType::Long).of_size(0, queries).contiguous();
-
-  const int32_t* lens = prefix_lens_arg.read<int32_t>();
-  const int32_t* table = block_table_arg.read<int32_t>();
-  const int32_t* key_starts = key_start_arg.read<int32_t>();
-  check_starts(kOp, "query_start", query_start_arg.read<int32_t>(), requests, queries);
-  check_starts(kOp, "key_start", key_starts, requests, tree_rows);
-  for (int64_t b = 0; b < requests; ++b) {
-    ADAPTIVESPEC_CHECK(key_starts[b + 1] - key_starts[b] <= kMaxTreeRows, kOp, "request ", b, " has more than ",
-                       kMaxTreeRows, " tree keys");
-    ADAPTIVESPEC_CHECK(lens[b] >= 0 && (lens[b] == 0 || lens[b] <= block_table_arg.size(1) * block_size), kOp,
-                       "the prefix of request ", b, " (", lens[b], ") does not fit its ", block_table_arg.size(1),
-                       " blocks of ", block_size);
-    for (int64_t i = 0; i * block_size < lens[b]; ++i) {
-      const int32_t block = table[b * block_table_arg.stride(0) + i];
-      ADAPTIVESPEC_CHECK(block >= 0 && block < blocks, kOp, "block ", i, " of request ", b, " is ", block,
-                         ", the cache has ", blocks);
-    }
-  }
 
   const auto launch = [&]<class T>(T*) {
-    AttentionArgs<T> args;
+    AttentionArgs<T> args =
+        check_trees<T>(kOp, {key_cache, value_cache, block_table, prefix_lens, query_start, key_start, ancestors}, type,
+                       queries, tree_rows, heads, kv_heads, dims);
     args.out = {out_arg.write<T>(), out_arg.stride(0), out_arg.stride(1)};
     args.query = read_rows<T>(query_arg);
     args.tree_key = read_rows<T>(tree_key_arg);
     args.tree_value = read_rows<T>(tree_value_arg);
-    args.key_cache = paged<T>(key_cache_arg);
-    args.value_cache = paged<T>(value_cache_arg);
-    args.block_table = table;
-    args.table_stride = block_table_arg.stride(0);
-    args.prefix_lens = lens;
-    args.query_start = query_start_arg.read<int32_t>();
-    args.key_start = key_starts;
-    args.ancestors = ancestors_arg.read<int64_t>();
-    args.requests = requests;
-    args.kv_heads = kv_heads;
-    args.group = heads / kv_heads;
-    args.head_dim = dims;
-    args.block_size = block_size;
     args.scale = static_cast<float>(scale);
-    run(args);
+    attend_trees(args);
   };
   switch (type) {
     case ScalarType::Float: return launch(static_cast<float*>(nullptr));

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,8 @@ ops.tree_attention(
     1.0, out,
 )
 assert torch.equal(out, torch.full_like(out, 3.0))
+identity = ops.PackedLinear.pack(torch.eye(5))
+assert torch.equal(ops.linear(torch.arange(10.0).view(2, 5), identity), torch.arange(10.0).view(2, 5))
 try:
     ops.build_tree(tree.tokens, torch.zeros(3, dtype=torch.int32), tree.start, torch.tensor([0]))
 except ops.InvalidTreeError as error:
@@ -82,3 +85,11 @@ def test_the_reference_takes_over_with_one_warning():
 @pytest.mark.skipif(not ops.native_ops_loaded(), reason="native ops are not built")
 def test_a_lesser_instruction_set_can_be_asked_for():
     assert run(ISA_PROGRAM, VLLM_ADAPTIVESPEC_ISA="portable") == "native (portable)"
+
+
+@pytest.mark.skipif(not ops.native_ops_loaded(), reason="native ops are not built")
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_a_level_on_lesser_instruction_sets(isa):
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("linear", "draft_layer")]
+    program = f"import sys, pytest; sys.exit(pytest.main(['-q', *{files}, '-k', 'equals or awkward']))"
+    run(program, VLLM_ADAPTIVESPEC_ISA=isa)

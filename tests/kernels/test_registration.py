@@ -9,6 +9,8 @@ from adaptivespec_vllm import ops
 from adaptivespec_vllm.ops._fake import OPS
 
 from .cases import attention_case, batch
+from .test_draft_layer import input_case, layer_case
+from .test_linear import layer_of
 
 pytestmark = pytest.mark.skipif(not ops.native_ops_loaded(), reason="native ops are not built")
 
@@ -26,6 +28,8 @@ def samples() -> dict[str, list[tuple]]:
     query = attention.pop("query")
     scale = attention.pop("scale")
     long = torch.int64
+    linear = layer_of(40, 20, bias=True)
+    start = input_case(3, 16, False).values()
     return {
         "build_tree": [
             (
@@ -44,7 +48,23 @@ def samples() -> dict[str, list[tuple]]:
         ],
         "tree_attention": [(torch.zeros(4, 4, 64), query, *attention.values(), scale)],
         "topk_logprobs": [(logits, 3, torch.zeros(5, 3), empty(5, 3, dtype=long))],
+        "linear": [(torch.zeros(3, 40), torch.ones(3, 20), linear.weight, bias) for bias in (None, linear.bias)],
+        "draft_input": [(torch.zeros(3, 32), torch.zeros(3, 16), *start)],
+        "draft_layer": [layer_arguments(biases=False), layer_arguments(biases=True)],
     }
+
+
+def layer_arguments(*, biases: bool) -> tuple:
+    """The op takes the wrapper's weights and places one by one."""
+    case = layer_case([3, 1], [5, 0], biases=biases, head_norms=biases)
+    layer, places = case["layer"], case["places"]
+    return (
+        torch.zeros_like(case["residual"]), case["residual"], case["keys"], case["values"], case["x"],
+        layer.qkv.weight, layer.qkv.bias, layer.q_norm, layer.k_norm, layer.o.weight, layer.o.bias, layer.post_norm,
+        layer.gate_up.weight, layer.gate_up.bias, layer.down.weight, layer.down.bias, case["next_norm"], layer.eps,
+        layer.cos_sin, places.positions, places.scratch_rows, case["key_cache"], case["value_cache"],
+        places.block_table, places.prefix_lens, places.start, places.key_start, places.ancestors, layer.scale,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPS)

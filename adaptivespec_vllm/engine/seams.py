@@ -162,6 +162,14 @@ SEAMS: list[Seam] = [
     Seam("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "the distribution that a margin is taken on"),
     Seam("vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor", "min_tokens inside a tree"),
     Seam("vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor", "whether a batch samples plainly"),
+    *(
+        Seam(f"vllm.model_executor.layers.{name}", "a head whose levels can run on packed weights", platform="cpu")
+        for name in (
+            "linear:UnquantizedLinearMethod.apply",
+            "vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply",
+            "rotary_embedding.base:RotaryEmbedding.forward_native",
+        )
+    ),
     Seam("vllm._custom_ops:cpu_attn_reshape_and_cache", "probe of the cache layout", platform="cpu"),
     Seam(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",

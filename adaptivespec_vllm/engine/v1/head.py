@@ -1,7 +1,8 @@
 """An EAGLE-3 head of vLLM as the expansion sees it: one lean call a level.
 
-Levels below the first need no forward context, no slots and no paged writes: the head's own modules are called
-directly, with its attention pointed at a dense scratch of the expanded nodes.
+Levels below the first need no forward context, no slots and no paged writes. They run on packed weights where the head
+is one that ``packed_head`` knows; otherwise the head's own modules are called directly, with its attention pointed at a
+dense scratch of the expanded nodes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.logger import init_logger
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import LevelRows
+from adaptivespec_vllm.engine.v1.packed_head import NotPacked, PackedHead
+from adaptivespec_vllm.ops import LevelPlaces
+
+logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
+
+_AGREEMENT = 1e-3
+"""Largest difference between packed weights and the head's modules in a trial, relative to the largest value. Both
+compute in float32: a level that is the same one differs by a hundredth of this at most."""
 
 
 class LevelAttention(nn.Module):
@@ -26,59 +36,53 @@ class LevelAttention(nn.Module):
         self._impl = layer.impl
         self._key_shape = (-1, layer.num_kv_heads, layer.head_size)
         self._query_shape = (-1, layer.num_heads, layer.head_size)
-        self._scratch = torch.empty(0)
-        self._level: _Level | None = None
+        self.scratch = torch.empty(0)
+        """``[2, rows, Hkv, D]``, keys and values of the expanded nodes of all requests."""
+        self._no_cache = (torch.empty(0, layer.num_kv_heads, 1, layer.head_size),) * 2
+        self._places: LevelPlaces | None = None
+        self._own = torch.empty(0)
+
+    @property
+    def caches(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's paged keys and values; none before vLLM has made its cache."""
+        return getattr(self._impl, "cache_views", self._no_cache)
 
     def begin(self, rows: int, dtype: torch.dtype) -> None:
         """Room for the expanded nodes of a step (all requests)."""
         shape = (2, rows, *self._key_shape[1:])
-        if self._scratch.shape[1:2] < shape[1:2] or self._scratch.dtype != dtype:
+        if self.scratch.shape[1:2] < shape[1:2] or self.scratch.dtype != dtype:
             # Zeros, not garbage: rows outside a node's mask are read, never used.
-            self._scratch = torch.zeros(shape, dtype=dtype)
+            self.scratch = torch.zeros(shape, dtype=dtype)
 
-    def at(self, level: _Level) -> None:
-        """The level that the next call belongs to."""
-        self._level = level
+    def at(self, places: LevelPlaces) -> None:
+        """Where the rows of the next call stand."""
+        self._places = places
+        counts = places.start[1:] - places.start[:-1]
+        self._own = torch.repeat_interleave(places.key_start[:-1].long(), counts) + places.scratch_rows
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Attend the paged prefix and the expanded ancestors; shapes as in vLLM's ``Attention``."""
-        level = self._level
-        assert level is not None
-        keys, values = self._scratch[:, : level.capacity]
-        keys.index_copy_(0, level.own, key.view(self._key_shape))
-        values.index_copy_(0, level.own, value.view(self._key_shape))
+        places = self._places
+        assert places is not None
+        keys, values = self.scratch
+        keys.index_copy_(0, self._own, key.view(self._key_shape))
+        values.index_copy_(0, self._own, value.view(self._key_shape))
         query = query.view(self._query_shape)
         out = torch.empty(query.shape, dtype=query.dtype)
         ops.tree_attention(
             query,
             keys,
             values,
-            *self._impl.cache_views,
-            level.block_table,
-            level.prefix_lens,
-            level.start,
-            level.key_start,
-            level.ancestors,
+            *self.caches,
+            places.block_table,
+            places.prefix_lens,
+            places.start,
+            places.key_start,
+            places.ancestors,
             self._impl.scale,
             out,
         )
         return out.view(query.shape[0], -1)
-
-
-class _Level:
-    """What a level's attention needs; rows of request b live at ``key_start[b]`` in the scratch."""
-
-    def __init__(
-        self, rows: LevelRows, key_start: torch.Tensor, prefix_lens: torch.Tensor, block_table: torch.Tensor
-    ) -> None:
-        counts = rows.start[1:] - rows.start[:-1]
-        self.own = torch.repeat_interleave(key_start[:-1].long(), counts) + rows.scratch_rows
-        self.capacity = int(key_start[-1])
-        self.key_start = key_start
-        self.prefix_lens = prefix_lens
-        self.block_table = block_table
-        self.start = rows.start
-        self.ancestors = rows.ancestors
 
 
 class Eagle3Head:
@@ -98,9 +102,15 @@ class Eagle3Head:
         self._hidden = torch.empty(0)
         self.seconds = 0.0
         """Time spent in levels, in all."""
+        self._packed = self._pack()
 
     def logits(self, last_hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the draft vocabulary ``[R, draft vocabulary]``."""
+        if self._packed is not None:
+            return self._packed.logits(last_hidden)
+        return self._module_logits(last_hidden)
+
+    def _module_logits(self, last_hidden: torch.Tensor) -> torch.Tensor:
         return self._model.logits_processor(self._model.lm_head, last_hidden)
 
     def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
@@ -129,17 +139,72 @@ class Eagle3Head:
     def level(self, rows: LevelRows) -> torch.Tensor:
         """Run the head over one level (see ``DraftHead``)."""
         started = time.perf_counter()
-        level = _Level(rows, self._key_start, self._prefix_lens, self._block_table)
-        for attention in self._attention:
-            attention.at(level)
-        with self._lean_attention():
-            # forward() of the module class, not a call: a call would enter the compiled graph of vLLM.
-            last_hidden, self._hidden = self._inner.forward(
-                rows.tokens, rows.positions, self._hidden[rows.parent_rows], None
-            )
+        if self._packed is None:
+            last_hidden, self._hidden = self._module_forward(rows)
+        else:
+            last_hidden, self._hidden = self._packed_forward(self._packed, rows)
         logits = self.logits(last_hidden)
         self.seconds += time.perf_counter() - started
         return logits
+
+    def _places(self, rows: LevelRows) -> LevelPlaces:
+        return LevelPlaces(
+            rows.positions,
+            rows.start,
+            rows.scratch_rows,
+            rows.ancestors,
+            self._key_start,
+            self._prefix_lens,
+            self._block_table,
+        )
+
+    def _packed_forward(self, packed: PackedHead, rows: LevelRows) -> tuple[torch.Tensor, torch.Tensor]:
+        return packed.forward(
+            rows.tokens,
+            rows.parent_rows,
+            self._hidden,
+            self._places(rows),
+            [attention.scratch for attention in self._attention],
+            [attention.caches for attention in self._attention],
+        )
+
+    def _module_forward(self, rows: LevelRows) -> tuple[torch.Tensor, torch.Tensor]:
+        places = self._places(rows)
+        for attention in self._attention:
+            attention.at(places)
+        with self._lean_attention():
+            # forward() of the module class, not a call: a call would enter the compiled graph of vLLM.
+            return self._inner.forward(rows.tokens, rows.positions, self._hidden[rows.parent_rows], None)
+
+    @torch.no_grad()
+    def _pack(self) -> PackedHead | None:
+        """The head on packed weights, if it is one that can be and a trial level agrees."""
+        try:
+            packed = PackedHead(self._model)
+            self._try_level(packed)
+        except NotPacked as reason:
+            logger.info("AdaptiveSpec: levels run on the draft head's own modules: %s", reason)
+            return None
+        logger.info("AdaptiveSpec: levels run on %d MB of packed weights", packed.bytes() >> 20)
+        return packed
+
+    def _try_level(self, packed: PackedHead) -> None:
+        """Three made-up nodes without a prefix, both ways."""
+        window = self._inner.layers[0].self_attn.rotary_emb.cos_sin_cache.shape[0]
+        rows = LevelRows(
+            tokens=torch.tensor([0, 1, 2]),
+            parent_rows=torch.tensor([0, 0, 0]),
+            positions=torch.tensor([0, window // 2, window - 1]),
+            start=torch.tensor([0, 3], dtype=torch.int32),
+            scratch_rows=torch.tensor([0, 1, 2]),
+            ancestors=torch.tensor([0b001, 0b011, 0b111]),
+        )
+        hidden = torch.randn(1, self._inner.norm.weight.shape[0], generator=torch.Generator().manual_seed(0))
+        self.begin(hidden, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), 3)
+        mine, theirs = self._packed_forward(packed, rows), self._module_forward(rows)
+        pairs = [*zip(mine, theirs, strict=True), (packed.logits(mine[0]), self._module_logits(theirs[0]))]
+        if not all(torch.allclose(a, b, rtol=0, atol=_AGREEMENT * float(b.abs().max())) for a, b in pairs):
+            raise NotPacked("a trial level came out differently")
 
     @contextmanager
     def _lean_attention(self) -> Iterator[None]:

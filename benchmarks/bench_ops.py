@@ -1,8 +1,9 @@
 """Times of the native ops, one line a case: median and spread, beside what they are compared with.
 
 ``tree_attention`` is compared with vLLM's CPU attention kernel for the same number of rows as an ordinary causal
-chunk, on the same cache, interleaved; ``walk_trees`` and ``topk_logprobs`` with plain torch. Every case checks its
-result against the reference first.
+chunk, on the same cache, interleaved; ``walk_trees``, ``topk_logprobs`` and ``linear`` with plain torch; a level of
+the demo's head on packed weights (``draft_input``, ``draft_layer``, ``linear``) with the same level on vLLM's modules.
+Every case checks its result first.
 
     python benchmarks/bench_ops.py                       # all ops
     python benchmarks/bench_ops.py attention --threads 1 --json ops.json
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -186,6 +188,75 @@ def build_cases() -> Iterator[Case]:
         )
 
 
+HEAD_LAYERS = ((960, 1152), (576, 576), (3072, 576), (576, 1536), (4096, 576))
+"""(outputs, inputs) of the demo's head: together they do not stay in the caches of a core."""
+
+
+def linear_cases() -> Iterator[Case]:
+    rng = torch.Generator().manual_seed(4)
+    weights = [torch.randn(shape, generator=rng).bfloat16().float() for shape in HEAD_LAYERS]
+    layers = [ops.PackedLinear.pack(weight) for weight in weights]
+    for rows in (1, 2, 4, 8, 16, 64, 256):
+        inputs = [torch.randn(rows, weight.shape[1], generator=rng) for weight in weights]
+        for x, weight, layer in zip(inputs, weights, layers, strict=True):
+            torch.testing.assert_close(ops.linear(x, layer), x @ weight.T, atol=1e-3, rtol=1e-4)
+        yield Case(
+            f"linear M {rows}, the five layers of the demo's head",
+            lambda inputs=inputs: [ops.linear(x, layer) for x, layer in zip(inputs, layers, strict=True)],
+            lambda inputs=inputs: [
+                torch.nn.functional.linear(x, weight) for x, weight in zip(inputs, weights, strict=True)
+            ],
+            "torch linear, float32",
+        )
+
+
+def level_cases() -> Iterator[Case]:
+    """Levels of siblings behind 300 tokens; the engine that the head comes from is started for it."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm import LLM
+
+    from adaptivespec_vllm.demo.model import prepare
+    from adaptivespec_vllm.draft import LevelRows
+    from adaptivespec_vllm.runtime import cache_dir
+
+    demo = prepare(cache_dir(), print)
+    tree = {"policy": "static", "shape": {"depth": 5, "width": 4, "nodes": 8}}
+    llm = LLM(
+        str(demo.model), dtype="float32", enforce_eager=True, max_model_len=512, kv_cache_memory_bytes=64 << 20,
+        speculative_config={"method": "adaptivespec", "model": str(demo.head), "tree": tree},
+    )  # fmt: skip
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    head = worker.model_runner.drafter.head
+    packed = head._packed
+    assert packed is not None
+    hidden = torch.randn(1, 576, generator=torch.Generator().manual_seed(5))
+    table = torch.arange(64, dtype=torch.int32)[None]
+    for rows in (1, 2, 3, 4, 6, 8, 16):
+        level = LevelRows(
+            tokens=torch.arange(rows),
+            parent_rows=torch.zeros(rows, dtype=torch.int64),
+            positions=torch.full((rows,), 300),
+            start=torch.tensor([0, rows], dtype=torch.int32),
+            scratch_rows=torch.arange(rows),
+            ancestors=1 << torch.arange(rows),
+        )
+
+        @torch.inference_mode()
+        def run(weights: object, level: LevelRows = level) -> torch.Tensor:
+            head._packed, head._hidden = weights, hidden
+            return head.level(level)
+
+        head.begin(hidden, torch.tensor([300], dtype=torch.int32), table, 16)
+        torch.testing.assert_close(run(packed), run(None), atol=1e-3, rtol=1e-3)
+        yield Case(
+            f"level R {rows}, the demo's head behind 300 tokens",
+            lambda run=run: run(packed),
+            lambda run=run: run(None),
+            "vllm modules",
+        )
+
+
 def interleaved(case: Case, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds a call of both sides, measured in turns so that a slow spell hits both."""
     start = time.perf_counter()
@@ -216,7 +287,14 @@ def provenance() -> dict:
 
 
 def main() -> None:
-    groups = {"attention": attention_cases, "walk": walk_cases, "topk": topk_cases, "build": build_cases}
+    groups = {
+        "attention": attention_cases,
+        "walk": walk_cases,
+        "topk": topk_cases,
+        "build": build_cases,
+        "linear": linear_cases,
+        "level": level_cases,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", choices=[[], *groups], help="which ops (default: all)")
     parser.add_argument("--rounds", type=int, default=15)

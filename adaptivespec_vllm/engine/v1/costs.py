@@ -80,6 +80,7 @@ def _key(runner: TreeModelRunner) -> str:
         "versions": [__version__, seams.vllm_version(), torch.__version__, ops.describe()],
         "target": config.model_config.compute_hash(),
         "head": config.speculative_config.draft_model_config.compute_hash(),
+        "packed levels": runner.drafter.head.is_packed,
         "parallel": config.parallel_config.compute_hash(),
         "compilation": config.compilation_config.compute_hash(),
         "rows": _most_rows(runner),

@@ -104,6 +104,11 @@ class Eagle3Head:
         """Time spent in levels, in all."""
         self._packed = self._pack()
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether levels run on packed weights."""
+        return self._packed is not None
+
     def logits(self, last_hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the draft vocabulary ``[R, draft vocabulary]``."""
         if self._packed is not None:

@@ -21,6 +21,8 @@ from adaptivespec_vllm.training.curve import CURVE, draw, picture_available, rea
 LINE_EVERY = 30.0
 """Seconds between lines where the output is no terminal."""
 
+DRAFT_VOCABULARY = 4096
+
 
 def run(
     output: Annotated[Path, typer.Argument(help="Working directory; a run that was stopped goes on from it.")],
@@ -40,8 +42,14 @@ def run(
         int, typer.Option("--max-length", min=16, help="Longest prompt and answer together, in tokens.")
     ] = 1024,
     draft_vocabulary: Annotated[
-        int, typer.Option("--draft-vocabulary", min=16, help="Tokens that the head can propose.")
-    ] = 4096,
+        int | None,
+        typer.Option(
+            "--draft-vocabulary",
+            min=16,
+            help="Tokens that the head can propose.",
+            show_default=f"{DRAFT_VOCABULARY}, or that of --start-from",
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the answers.")] = 8,
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=64, help="Tokens of a training batch.")] = 4096,
     learning_rate: Annotated[float, typer.Option("--learning-rate", min=1e-6, max=1.0, help="Peak rate.")] = 1e-3,
@@ -50,6 +58,10 @@ def run(
         str, typer.Option("--dtype", help="Of the target while it answers: bfloat16, float16 or float32.")
     ] = "bfloat16",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of draws and orders.")] = 0,
+    start_from: Annotated[
+        Path | None,
+        typer.Option("--start-from", help="Go on from this head (EAGLE layout): its weights, its draft vocabulary."),
+    ] = None,
     until: Annotated[
         str, typer.Option("--until", help="Stop after this stage: answers, or head (all of it).")
     ] = "head",
@@ -59,12 +71,17 @@ def run(
     failure: str | None = None
     log = output / "train.log"
     try:
+        if start_from is not None and draft_vocabulary is not None:
+            raise ConfigError(
+                f"--draft-vocabulary: got {draft_vocabulary}, but a head given with --start-from has its own; "
+                "allowed: one of the two"
+            )
         asked = recipes.Recipe(
             model=model,
             prompts=tuple(prompts or ()),
             own_prompts=own_prompts,
             sampling=Sampling(_temperatures(temperatures), max_answer, seed),
-            draft_vocabulary=draft_vocabulary,
+            draft_vocabulary=draft_vocabulary or DRAFT_VOCABULARY,
             schedule={
                 "epochs": epochs,
                 "batch_tokens": batch_tokens,
@@ -74,6 +91,7 @@ def run(
             },
             dtype=_one_of("--dtype", dtype, ("bfloat16", "float16", "float32")),
             max_length=max_length,
+            start_from=None if start_from is None else str(start_from.resolve()),
         )
         _one_of("--until", until, ("answers", "head"))
         asked.save(output)
@@ -93,6 +111,7 @@ def run(
 
 def _stages(asked: recipes.Recipe, output: Path, until: str, console: Console) -> None:
     screen = _Screen(console)
+    recipes.check(asked)
     with screen.bars:
         recipes.answer(asked, output, screen.report)
         if until == "answers":

@@ -49,6 +49,7 @@ class Recipe:
         schedule: how the head is trained (``trainer.Schedule`` as a dict).
         dtype: of the target's weights while it answers and is read.
         max_length: longest prompt and answer together, in tokens.
+        start_from: a head of the EAGLE layout whose weights and draft vocabulary training begins with.
 
     """
 
@@ -60,6 +61,7 @@ class Recipe:
     schedule: dict[str, Any] = field(default_factory=dict)
     dtype: str = "bfloat16"
     max_length: int = 1024
+    start_from: str | None = None
 
     def save(self, directory: Path) -> None:
         """Write the recipe, or see that the directory's own is the same.
@@ -93,6 +95,14 @@ def held_out(answers: Sequence[Answer]) -> list[int]:
     ranks = {a.id: int.from_bytes(hashlib.sha256(a.id.encode()).digest()[:4], "big") for a in answers}
     first = min(ranks, key=lambda name: (ranks[name] % HELD_OUT, ranks[name]))
     return [i for i, a in enumerate(answers) if ranks[a.id] % HELD_OUT == 0 or a.id == first]
+
+
+def check(recipe: Recipe) -> None:
+    """See that what training begins with can be read, before hours are spent on answers."""
+    if recipe.start_from is not None:
+        from adaptivespec_vllm.training.start import StartingHead
+
+        StartingHead.read(Path(recipe.start_from))
 
 
 # --- stage 1: answers ---
@@ -172,10 +182,12 @@ def train(recipe: Recipe, directory: Path, report: Report) -> None:
     from adaptivespec_vllm.training.export import TrainedHead, export
     from adaptivespec_vllm.training.features import Extractor, Shards, default_layers, extract
     from adaptivespec_vllm.training.network import Eagle3Network
+    from adaptivespec_vllm.training.start import StartingHead
     from adaptivespec_vllm.training.trainer import Schedule, TargetOutput, Trainer
-    from adaptivespec_vllm.training.vocabulary import choose_vocabulary
+    from adaptivespec_vllm.training.vocabulary import DraftVocabulary, choose_vocabulary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = StartingHead.read(Path(recipe.start_from)) if recipe.start_from is not None else None
     report("features", 0, 1, "loading the target")
     target = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=getattr(torch, recipe.dtype)).to(device)
     config = target.config
@@ -188,18 +200,21 @@ def train(recipe: Recipe, directory: Path, report: Report) -> None:
     )
 
     measured = set(held_out(answers))
-    vocabulary = choose_vocabulary(
-        (a.answer_ids for i, a in enumerate(answers) if i not in measured),
-        min(recipe.draft_vocabulary, config.vocab_size),
-        config.vocab_size,
-        stop_ids(config),
-    )
+    texts = [a.answer_ids for i, a in enumerate(answers) if i not in measured]
+    if start is None:
+        size = min(recipe.draft_vocabulary, config.vocab_size)
+        vocabulary = choose_vocabulary(texts, size, config.vocab_size, stop_ids(config))
+    else:
+        vocabulary = DraftVocabulary.of(start.ids, config.vocab_size, texts)
     shape = head_shape(config, len(vocabulary.ids))
     embedding = target.get_input_embeddings().weight.detach()
     output = target.get_output_embeddings().weight.detach()
     torch.manual_seed(recipe.sampling.seed)
     network = Eagle3Network(shape, embedding.float())
-    network.start_from(output[vocabulary.ids].float(), target.model.norm.weight.detach().float())
+    if start is None:
+        network.start_from(output[vocabulary.ids].float(), target.model.norm.weight.detach().float())
+    else:
+        start.load_into(network)
     schedule = Schedule(**recipe.schedule)
     trainer = Trainer(
         network.to(device),

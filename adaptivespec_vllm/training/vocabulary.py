@@ -24,6 +24,13 @@ class DraftVocabulary:
     target_size: int
     coverage: float
 
+    @classmethod
+    def of(cls, ids: torch.Tensor, target_size: int, texts: Iterable[list[int]]) -> DraftVocabulary:
+        """The vocabulary of these target ids, and how much of some texts it covers."""
+        counts = Counter(token for text in texts for token in text)
+        covered = sum(counts[token] for token in ids.tolist())
+        return cls(ids, target_size, covered / counts.total() if counts else 0.0)
+
     @property
     def d2t(self) -> torch.Tensor:
         """``int64 [D]``: target id = draft id + d2t[draft id]."""
@@ -49,11 +56,8 @@ def choose_vocabulary(
         always: ids that must be in it, such as the end of a turn.
 
     """
-    counts = Counter[int]()
-    for ids in answers:
-        counts.update(ids)
+    texts = list(answers)
+    counts = Counter(token for text in texts for token in text)
     first = dict.fromkeys(always)
     rest = (token for token in sorted(range(target_size), key=lambda t: (-counts[t], t)) if token not in first)
-    chosen = sorted([*first, *rest][:size])
-    total = sum(counts.values())
-    return DraftVocabulary(torch.tensor(chosen), target_size, sum(counts[t] for t in chosen) / total if total else 0.0)
+    return DraftVocabulary.of(torch.tensor(sorted([*first, *rest][:size])), target_size, texts)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,6 +22,7 @@ from tests.e2e.conftest import adaptivespec, generate, greedy
 pytestmark = pytest.mark.engine
 
 TOKENS = 24
+VOCABULARY = ("--draft-vocabulary", "512")
 
 
 def give_tokenizer(target: Path) -> None:
@@ -48,12 +51,11 @@ class Workplace:
     prompts: Path
     output: Path
 
-    def train(self, *more: str) -> subprocess.CompletedProcess[str]:
+    def train(self, *more: str, output: Path | None = None) -> subprocess.CompletedProcess[str]:
         # Few different answers and many epochs: the head learns them by heart.
         options = f"""--model {self.target} --prompts {self.prompts} --temperatures 0 --dtype float32
-            --max-answer {TOKENS} --max-length 128 --draft-vocabulary 512 --batch-tokens 512 --epochs 60
-            --learning-rate 0.01 --unrolled 3"""
-        command = [sys.executable, "-m", "adaptivespec_vllm.cli", "train-head", str(self.output)]
+            --max-answer {TOKENS} --max-length 128 --batch-tokens 512 --epochs 60 --learning-rate 0.01 --unrolled 3"""
+        command = [sys.executable, "-m", "adaptivespec_vllm.cli", "train-head", str(output or self.output)]
         return subprocess.run([*command, *options.split(), *more], capture_output=True, text=True, timeout=900)
 
 
@@ -64,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     give_tokenizer(place.target)
     rows = ({"prompt": " ".join(f"w{5 + (i * 37 + j * 11) % 500}" for j in range(6))} for i in range(12))
     place.prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = place.train()
+    done = place.train(*VOCABULARY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "first choice = the target's" in done.stdout
     assert (place.output / "curve.png").stat().st_size > 5000
@@ -88,11 +90,42 @@ def test_vllm_accepts_what_the_head_drafts(trained: Workplace, make_llm: Callabl
 
 def test_the_same_command_again_has_nothing_to_do(trained: Workplace) -> None:
     before = (trained.output / "checkpoint.pt").stat().st_mtime_ns
-    assert trained.train().returncode == 0
+    assert trained.train(*VOCABULARY).returncode == 0
     assert (trained.output / "checkpoint.pt").stat().st_mtime_ns == before
 
 
 def test_another_recipe_in_the_same_directory_is_refused(trained: Workplace) -> None:
-    done = trained.train("--seed", "5")
+    done = trained.train(*VOCABULARY, "--seed", "5")
     assert done.returncode == 1
     assert "another directory" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_can_start_from_the_head_of_another(trained: Workplace, tmp_path: Path) -> None:
+    head, output = trained.output / "head", tmp_path / "more"
+    done = trained.train(
+        "--start-from", str(head), "--epochs", "1", "--learning-rate", "0.000001", "--seed", "1", output=output
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last, first = (
+        json.loads((directory / "curve.jsonl").read_text().splitlines()[-1]) for directory in (trained.output, output)
+    )
+    assert last["at_depth"][0] > 0.1  # an untrained head is right once in 512 times
+    assert first["at_depth"] == pytest.approx(last["at_depth"], abs=0.05)
+    vocabularies = [load_file(directory / "model.safetensors")["t2d"] for directory in (head, output / "head")]
+    assert torch.equal(*vocabularies)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--start-from", "{nothing}"], "--start-from: {nothing}: "),
+        (["--start-from", "{head}", *VOCABULARY], "--draft-vocabulary: got 512, but a head given with --start-from"),
+    ],
+)
+def test_what_a_run_cannot_start_from_is_named(
+    trained: Workplace, tmp_path: Path, options: list[str], message: str
+) -> None:
+    places = {"nothing": str(tmp_path / "nothing"), "head": str(trained.output / "head")}
+    done = trained.train(*(o.format(**places) for o in options), output=tmp_path / "more")
+    assert done.returncode == 1
+    assert message.format(**places) in done.stderr and "Traceback" not in done.stderr

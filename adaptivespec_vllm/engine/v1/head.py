@@ -1,8 +1,8 @@
-"""An EAGLE-3 head of vLLM as the expansion sees it: one lean call a level.
+"""An EAGLE-3 head of vLLM as proposer and expansion see it: one lean call a pass.
 
 Levels below the first need no forward context, no slots and no paged writes. They run on packed weights where the head
 is one that ``packed_head`` knows; otherwise the head's own modules are called directly, with its attention pointed at a
-dense scratch of the expanded nodes.
+dense scratch of the expanded nodes. A head on packed weights also runs the first pass, where that has few rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vllm.logger import init_logger
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import LevelRows
+from adaptivespec_vllm.engine.v1.first_pass import Rows
 from adaptivespec_vllm.engine.v1.packed_head import NotPacked, PackedHead
 from adaptivespec_vllm.ops import LevelPlaces
 
@@ -27,13 +28,19 @@ _AGREEMENT = 1e-3
 """Largest difference between packed weights and the head's modules in a trial, relative to the largest value. Both
 compute in float32: a level that is the same one differs by a hundredth of this at most."""
 
+MOST_ROWS = 64
+"""Rows of a request in a first pass on packed weights: as many as a row's mask has bits."""
+
+_SEES_ROWS_BEFORE = torch.tensor([(1 << (row + 1)) - 1 for row in range(MOST_ROWS - 1)] + [-1])
+"""Masks of rows that follow each other."""
+
 
 class LevelAttention(nn.Module):
     """Stands in for a head layer's attention during a level."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self._impl = layer.impl
+        self._layer, self._impl = layer, layer.impl
         self._key_shape = (-1, layer.num_kv_heads, layer.head_size)
         self._query_shape = (-1, layer.num_heads, layer.head_size)
         self.scratch = torch.empty(0)
@@ -53,6 +60,16 @@ class LevelAttention(nn.Module):
         if self.scratch.shape[1:2] < shape[1:2] or self.scratch.dtype != dtype:
             # Zeros, not garbage: rows outside a node's mask are read, never used.
             self.scratch = torch.zeros(shape, dtype=dtype)
+
+    def store(self, slots: torch.Tensor) -> None:
+        """Copy the first keys and values of the scratch to the paged cache.
+
+        Args:
+            slots: ``int64``, one a row; negative: not copied.
+
+        """
+        keys, values = self.scratch[:, : len(slots)]
+        self._impl.do_kv_cache_update(self._layer, keys, values, self._layer.kv_cache, slots)
 
     def at(self, places: LevelPlaces) -> None:
         """Where the rows of the next call stand."""
@@ -99,6 +116,7 @@ class Eagle3Head:
         offsets = getattr(model, "draft_id_to_target_id", None)
         self._target_ids = None if offsets is None else torch.arange(offsets.shape[0]) + offsets.data
         self._attention = [LevelAttention(layer.self_attn.attn) for layer in self._inner.layers]
+        self._last_position = self._inner.layers[0].self_attn.rotary_emb.cos_sin_cache.shape[0] - 1
         self._hidden = torch.empty(0)
         self.seconds = 0.0
         """Time spent in levels, in all."""
@@ -106,8 +124,49 @@ class Eagle3Head:
 
     @property
     def is_packed(self) -> bool:
-        """Whether levels run on packed weights."""
+        """Whether it runs on packed weights."""
         return self._packed is not None
+
+    def takes(self, rows: int) -> bool:
+        """Whether ``first_pass`` can be run with so many rows of a request."""
+        return self._packed is not None and rows <= MOST_ROWS
+
+    def first_pass(
+        self, rows: Rows, start: torch.Tensor, block_table: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pass over confirmed tokens, whose keys and values go to the paged cache.
+
+        Args:
+            rows: of all requests; each token is the one that follows the row's hidden states.
+            start: ``int32 [B + 1]``, first row of each request.
+            block_table: ``int32 [B, blocks]``.
+            slots: ``int64 [R]``.
+
+        Returns:
+            ``[R, H]`` the hidden states that give logits, and those that a level continues.
+
+        """
+        assert self._packed is not None
+        first = start[:-1].long()
+        of_request = torch.arange(len(rows)) - torch.repeat_interleave(first, (start[1:] - start[:-1]).long())
+        places = LevelPlaces(
+            rows.positions.clamp(max=self._last_position),
+            start,
+            of_request,
+            _SEES_ROWS_BEFORE[of_request],
+            start,
+            rows.positions[first].int(),
+            block_table,
+        )
+        hidden = self._packed.fuse(rows.hidden)
+        for attention in self._attention:
+            attention.begin(len(rows), hidden.dtype)
+        output = self._packed.forward(
+            rows.tokens.long(), torch.arange(len(rows)), hidden, places, *self._keys_and_values()
+        )
+        for attention in self._attention:
+            attention.store(slots)
+        return output
 
     def logits(self, last_hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the draft vocabulary ``[R, draft vocabulary]``."""
@@ -164,14 +223,11 @@ class Eagle3Head:
         )
 
     def _packed_forward(self, packed: PackedHead, rows: LevelRows) -> tuple[torch.Tensor, torch.Tensor]:
-        return packed.forward(
-            rows.tokens,
-            rows.parent_rows,
-            self._hidden,
-            self._places(rows),
-            [attention.scratch for attention in self._attention],
-            [attention.caches for attention in self._attention],
-        )
+        return packed.forward(rows.tokens, rows.parent_rows, self._hidden, self._places(rows), *self._keys_and_values())
+
+    def _keys_and_values(self) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Scratch and paged cache of each layer."""
+        return [a.scratch for a in self._attention], [a.caches for a in self._attention]
 
     def _module_forward(self, rows: LevelRows) -> tuple[torch.Tensor, torch.Tensor]:
         places = self._places(rows)
@@ -188,14 +244,14 @@ class Eagle3Head:
             packed = PackedHead(self._model)
             self._try_level(packed)
         except NotPacked as reason:
-            logger.info("AdaptiveSpec: levels run on the draft head's own modules: %s", reason)
+            logger.info("AdaptiveSpec: drafts with the draft head's own modules: %s", reason)
             return None
-        logger.info("AdaptiveSpec: levels run on %d MB of packed weights", packed.bytes() >> 20)
+        logger.info("AdaptiveSpec: drafts with %d MB of packed weights", packed.bytes() >> 20)
         return packed
 
     def _try_level(self, packed: PackedHead) -> None:
         """Three made-up nodes without a prefix, both ways."""
-        window = self._inner.layers[0].self_attn.rotary_emb.cos_sin_cache.shape[0]
+        window = self._last_position + 1
         rows = LevelRows(
             tokens=torch.tensor([0, 1, 2]),
             parent_rows=torch.tensor([0, 0, 0]),
@@ -204,10 +260,16 @@ class Eagle3Head:
             scratch_rows=torch.tensor([0, 1, 2]),
             ancestors=torch.tensor([0b001, 0b011, 0b111]),
         )
-        hidden = torch.randn(1, self._inner.norm.weight.shape[0], generator=torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, self._inner.norm.weight.shape[0], generator=generator)
+        auxiliary = torch.randn(2, self._inner.fc_input_size, generator=generator)
         self.begin(hidden, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32), 3)
         mine, theirs = self._packed_forward(packed, rows), self._module_forward(rows)
-        pairs = [*zip(mine, theirs, strict=True), (packed.logits(mine[0]), self._module_logits(theirs[0]))]
+        pairs = [
+            *zip(mine, theirs, strict=True),
+            (packed.logits(mine[0]), self._module_logits(theirs[0])),
+            (packed.fuse(auxiliary), self._model.combine_hidden_states(auxiliary)),
+        ]
         if not all(torch.allclose(a, b, rtol=0, atol=_AGREEMENT * float(b.abs().max())) for a, b in pairs):
             raise NotPacked("a trial level came out differently")
 

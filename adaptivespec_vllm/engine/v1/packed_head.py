@@ -1,6 +1,6 @@
-"""The levels of a draft head on packed weights, in two native ops instead of a module tree.
+"""A draft head on packed weights, in a few native ops instead of a module tree.
 
-A level of few rows is bound by reading the head's weights, and by torch's cost a call. Here the linear weights are
+A pass over few rows is bound by reading the head's weights, and by torch's cost a call. Here the linear weights are
 bfloat16 values (half the bytes of vLLM's float32 copy; packed only where each weight *is* such a value, so that nothing
 is rounded), and a layer is one call. Heads with another structure, dtype or device, and quantized ones, are left to
 their own modules.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -33,7 +34,7 @@ class PackedHead:
         model: vLLM's model, loaded.
 
     Raises:
-        NotPacked: the head is not one whose levels are known here.
+        NotPacked: the head is not one whose passes are known here.
 
     """
 
@@ -63,13 +64,43 @@ class PackedHead:
         self._layers = [_layer(layer, self._eps) for layer in inner.layers]
         following = [*(layer.input_layernorm for layer in inner.layers[1:]), inner.norm]
         self._next_norms = [_float32(norm.weight) for norm in following]
+        self._read_fusion(inner)
         self._lm_head = _linear(model.lm_head, processor.org_vocab_size)
         self._logit_scale = processor.scale
+
+    def _read_fusion(self, inner: Any) -> None:
+        if not inner.use_aux_hidden_state:
+            raise NotPacked("it reads no auxiliary hidden states")
+        self._fc = _linear(inner.fc)
+        self._norm_of_all = None if inner.input_norm is None else _float32(inner.input_norm.weight)
+        self._norms_of_each = None
+        norms = list(inner.fc_norm or [])
+        if norms:
+            self._norms_of_each = torch.stack([_float32(norm.weight) for norm in norms])
+        if any(n.variance_epsilon != self._eps for n in [*norms, *filter(None, [inner.input_norm])]):
+            raise NotPacked("the norms differ")
 
     def bytes(self) -> int:
         """Memory of the packed weights, beside vLLM's own copy."""
         layers = [linear for layer in self._layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        return sum(linear.weight.nbytes for linear in (*layers, self._lm_head))
+        return sum(linear.weight.nbytes for linear in (*layers, self._fc, self._lm_head))
+
+    def fuse(self, hidden: torch.Tensor) -> torch.Tensor:
+        """One hidden state of those of the auxiliary layers.
+
+        Args:
+            hidden: ``float32 [R, auxiliary layers x hidden size of the target]``.
+
+        Returns:
+            ``float32 [R, H]``.
+
+        """
+        if self._norm_of_all is not None:
+            hidden = F.rms_norm(hidden, hidden.shape[1:], self._norm_of_all, self._eps)
+        if self._norms_of_each is not None:
+            each = hidden.view(len(hidden), *self._norms_of_each.shape)
+            hidden = (F.rms_norm(each, each.shape[2:], None, self._eps) * self._norms_of_each).view(hidden.shape)
+        return ops.linear(hidden, self._fc)
 
     def forward(
         self,
@@ -150,7 +181,7 @@ def _weight(layer: Any) -> torch.Tensor:
     layer makes of the unit vectors is its weights."""
     if layer.weight.dim() == 2:
         return _float32(layer.weight)
-    inputs = layer.input_size_per_partition
+    inputs = getattr(layer, "input_size_per_partition", layer.input_size)
     blocks = []
     for begin in range(0, inputs, _READ_BACK):
         count = min(_READ_BACK, inputs - begin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class TreeProposer(EagleProposer):
     """Drafts one tree a request.
 
-    The first pass over the accepted tokens is vLLM's own (it keeps the head's KV made of the target's true hidden
-    states); the levels below it are ours.
+    The first pass over the accepted tokens keeps the head's KV made of the target's true hidden states: it is vLLM's
+    own, or the same on packed weights. The levels below it are ours.
     """
 
     runner: TreeModelRunner
@@ -79,8 +80,6 @@ class TreeProposer(EagleProposer):
         stats = self.runner.stats
         with stats.timed("draft/first"):
             self._run_first_pass(**kwargs)
-            # The attribute that the pass leaves behind sizes vLLM's dummy runs.
-            self.num_speculative_tokens = num_speculative_tokens
         with stats.timed("draft/levels"):
             ends = kwargs["common_attn_metadata"].query_start_loc_cpu[1:].long()
             roots = kwargs["target_positions"][ends - 1] + 1
@@ -102,7 +101,7 @@ class TreeProposer(EagleProposer):
             for b in set(range(len(requests))).difference(self._chosen):
                 self.backlog.put(requests[b], own[b])
         elif not any(waiting):
-            super().propose(0, **kwargs)  # zero tokens ask for the first pass only
+            self._pass(rows, kwargs)
             return
         if not self._chosen:
             return
@@ -110,15 +109,36 @@ class TreeProposer(EagleProposer):
         block_size = self.runner.input_batch.block_table.block_tables[self.kv_cache_gid].block_size
         table = common.block_table_tensor
         slots = [slots_of(part.positions, table[b], block_size) for b, part in zip(self._chosen, whole, strict=True)]
-        joined, chosen = Rows.joined(whole), torch.tensor(self._chosen)
+        chosen = torch.tensor(self._chosen)
         kwargs |= {
-            "target_token_ids": joined.tokens,
-            "target_positions": joined.positions,
-            "target_hidden_states": joined.hidden,
             "next_token_ids": kwargs["next_token_ids"][chosen],
             "common_attn_metadata": metadata_of(common, chosen, [len(part) for part in whole], table, torch.cat(slots)),
         }
-        super().propose(0, **kwargs)
+        self._pass(Rows.joined(whole), kwargs)
+
+    def _pass(self, rows: Rows, kwargs: dict[str, Any]) -> None:
+        """The first pass over these rows: vLLM's own, or a lean one where the head has it."""
+        common: CommonAttentionMetadata = kwargs["common_attn_metadata"]
+        assert self.head is not None
+        if self.head.takes(common.max_query_len):
+            start = common.query_start_loc_cpu
+            self._sampled_rows = start[1:].long() - 1
+            tokens = rows.tokens.roll(-1)
+            tokens[self._sampled_rows] = kwargs["next_token_ids"].to(tokens.dtype)
+            # vLLM pads slots of a step without drafts.
+            slots = common.slot_mapping[: len(rows)]
+            self._first_pass = self.head.first_pass(
+                replace(rows, tokens=tokens), start, common.block_table_tensor, slots
+            )
+            return
+        kwargs |= {
+            "target_token_ids": rows.tokens,
+            "target_positions": rows.positions,
+            "target_hidden_states": rows.hidden,
+        }
+        tokens_a_step = self.num_speculative_tokens
+        super().propose(0, **kwargs)  # zero tokens ask for the first pass only
+        self.num_speculative_tokens = tokens_a_step  # it sizes vLLM's dummy runs
 
     def run_first_pass_alone(self, hidden: torch.Tensor, context: int) -> None:
         """The first pass with a row a request behind a made-up context, for the time it takes; nothing is kept.
@@ -145,9 +165,13 @@ class TreeProposer(EagleProposer):
             slot_mapping=zeros - 1,
             causal=True,
         )
-        tokens = self.num_speculative_tokens
-        super().propose(0, zeros.int(), zeros + context, hidden, zeros.int(), None, common, None)
-        self.num_speculative_tokens = tokens
+        made_up = {
+            "next_token_ids": zeros.int(),
+            "token_indices_to_sample": None,
+            "common_attn_metadata": common,
+            "sampling_metadata": None,
+        }
+        self._pass(Rows(zeros.int(), zeros + context, hidden), made_up)
 
     def _choose(self, lengths: Sequence[int], drafts: Sequence[bool]) -> list[int]:
         """Requests that go through the first pass: those that draft, and those whose rows are too many to put off.

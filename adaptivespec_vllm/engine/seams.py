@@ -130,6 +130,12 @@ SEAMS: list[Seam] = [
     Seam("vllm.envs:VLLM_USE_V2_MODEL_RUNNER", "the V2 runner is refused", "front"),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "builds the runner", platform="cpu"),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", "costs are measured", platform="cpu"),
+    Seam(
+        "vllm.v1.worker.cpu_worker:CPUWorker.determine_available_memory",
+        "our buffers are left out of the KV cache",
+        platform="cpu",
+    ),
+    _runner("get_kv_cache_spec", "size of a KV block"),
     Seam("vllm.forward_context:set_forward_context", "passes whose costs are measured"),
     Seam("vllm.distributed.parallel_state:get_tp_group", "all ranks use the same costs"),
     Seam("vllm.v1.worker.cpu_worker:CPUModelRunner", "class that the worker builds", platform="cpu"),

@@ -127,6 +127,16 @@ class Eagle3Head:
         """Whether it runs on packed weights."""
         return self._packed is not None
 
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed weights, beside vLLM's own copy."""
+        return 0 if self._packed is None else self._packed.bytes()
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+        return int(self._model.logits_processor.org_vocab_size)
+
     def takes(self, rows: int) -> bool:
         """Whether ``first_pass`` can be run with so many rows of a request."""
         return self._packed is not None and rows <= MOST_ROWS

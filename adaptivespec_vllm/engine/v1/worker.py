@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 from vllm.logger import init_logger
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from adaptivespec_vllm import __version__, ops
 from adaptivespec_vllm.engine import head, refusals, seams
+from adaptivespec_vllm.engine.v1.memory import memory_needs
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 
@@ -34,6 +36,23 @@ class AdaptiveSpecCPUWorker(CPUWorker):
             cpu_worker.CPUModelRunner = stock
         if self.rank == 0:
             self._announce()
+
+    def determine_available_memory(self) -> int:
+        """As vLLM's, less what the largest batch will take beside the KV cache. A size that the user chose stays."""
+        available = super().determine_available_memory()
+        needs = memory_needs(self.model_runner)
+        if self.rank == 0:
+            logger.info("AdaptiveSpec memory: %s", needs.describe())
+        if self.cache_config.kv_cache_memory_bytes is None:
+            return available - needs.later
+        left = psutil.virtual_memory().available - available
+        if left < needs.later:
+            logger.warning(
+                "AdaptiveSpec may run out of memory: the KV cache is set to %.2f GiB, which leaves %.2f GiB, and the "
+                "largest batch takes up to %.2f GiB besides. Decrease --kv-cache-memory-bytes or --max-num-seqs",
+                *(count / (1 << 30) for count in (available, max(left, 0), needs.later)),
+            )
+        return available
 
     def compile_or_warm_up_model(self) -> Any:
         """As vLLM's, which also sets the random state that requests begin with: measure before it."""

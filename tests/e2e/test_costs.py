@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 
 from adaptivespec_vllm import runtime
+from adaptivespec_vllm.engine import cost_cache
 from adaptivespec_vllm.engine.v1 import costs as measuring
-from adaptivespec_vllm.policy.costs import Costs
 from tests.e2e.conftest import generate, greedy, random_prompts
 from tests.e2e.oracle import runner_of
 
@@ -33,8 +32,11 @@ def test_costs_are_measured_once(
         rows, seconds = zip(*table.points, strict=True)
         assert rows[:5] == (1, 2, 3, 4, 6) and rows[-1] <= 8 * (1 + 24)
         assert 0 < seconds[0] <= seconds[-1] < 1.0
-    (stored,) = (cache / "costs").iterdir()
-    assert Costs.from_dict(json.loads(stored.read_text())) == costs
+    (kept,) = cost_cache.find(runner.model_config.model, str(tiny_head))
+    assert kept.costs == costs
+    assert kept.facts["dtype"] == "float32" and kept.facts["rows"] == 8 * (1 + 24)
+    assert kept.path.parent == cache / "costs"
+    assert cost_cache.find(str(tiny_head), str(tiny_head)) == []
 
     prompts = random_prompts(4, seed=311)
     assert generate(llm, prompts, greedy(30)) == generate(plain, prompts, greedy(30))
@@ -45,9 +47,11 @@ def test_costs_are_measured_once(
     with monkeypatch.context() as patch:
         patch.setattr(measuring, "measured_costs", never)
         assert measuring.costs_of(runner) == costs
-    stored.write_text('{"target": "?"}')
+    for content in ("", "[]", '{"costs": 1}', '{"facts": [], "costs": {"target": "?"}, "measured": 0}'):
+        kept.path.write_text(content)
+        assert cost_cache.look_up(kept.facts) is None
     assert measuring.costs_of(runner) != costs  # a file that is not ours is measured over
-    assert Costs.from_dict(json.loads(stored.read_text())) != costs
+    assert cost_cache.look_up(kept.facts) != costs
 
 
 def test_costs_of_a_busy_machine_are_not_kept(

@@ -6,14 +6,10 @@ programs. The target runs without a batch's metadata, so the attention of its tr
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +20,7 @@ from vllm.logger import init_logger
 from adaptivespec_vllm import __version__, ops, runtime
 from adaptivespec_vllm.attention import TreeRows
 from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
-from adaptivespec_vllm.engine import seams
+from adaptivespec_vllm.engine import cost_cache, seams
 from adaptivespec_vllm.policy.costs import Costs, CostTable
 from adaptivespec_vllm.types import TreeShape
 
@@ -49,16 +45,13 @@ OVERHEAD_STEPS = 64
 
 def costs_of(runner: TreeModelRunner) -> Costs:
     """Measured costs of a runner that is ready for requests; those of an earlier start where nothing has changed."""
-    path = runtime.cache_dir() / "costs" / f"{_key(runner)}.json"
-    costs = _stored(path)
+    facts = facts_of(runner)
+    costs = cost_cache.look_up(facts)
     if costs is None:
         started = time.perf_counter()
         costs = measured_costs(runner)
         logger.info("AdaptiveSpec measured the costs of a step in %.1f s", time.perf_counter() - started)
-        if runtime.busy() is None:
-            _store(path, costs)
-        else:
-            logger.warning("AdaptiveSpec measured costs while other programs were busy; the next start measures again")
+        _keep(facts, costs)
     logger.info("AdaptiveSpec costs, milliseconds by rows: %s", describe(costs))
     if runner.parallel_config.tensor_parallel_size > 1:  # all ranks decide alike
         costs = Costs.from_dict(get_tp_group().broadcast_object(costs.to_dict(), src=0))
@@ -70,37 +63,40 @@ def measured_costs(runner: TreeModelRunner) -> Costs:
     return _Measurement(runner).costs()
 
 
-def _key(runner: TreeModelRunner) -> str:
-    """Names everything that costs depend on."""
+def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
+    """Everything that costs depend on, by name."""
     config = runner.vllm_config
-    facts = {
+    draft = config.speculative_config.draft_model_config
+    return {
         "machine": runtime.machine(),
         "device": str(runner.device),
         "threads": torch.get_num_threads(),
-        "versions": [__version__, seams.vllm_version(), torch.__version__, ops.describe()],
-        "target": config.model_config.compute_hash(),
-        "head": config.speculative_config.draft_model_config.compute_hash(),
-        "packed levels": runner.drafter.head.is_packed,
-        "parallel": config.parallel_config.compute_hash(),
-        "compilation": config.compilation_config.compute_hash(),
+        "target": cost_cache.model_name(config.model_config.model),
+        "head": cost_cache.model_name(draft.model),
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "ranks": config.parallel_config.tensor_parallel_size,
         "rows": _most_rows(runner),
+        "packed levels": runner.drafter.head.is_packed,
+        "versions": {
+            "adaptivespec": __version__,
+            "vllm": seams.vllm_version(),
+            "torch": str(torch.__version__),
+            "ops": ops.describe(),
+        },
+        "target settings": config.model_config.compute_hash(),
+        "head settings": draft.compute_hash(),
+        "parallel settings": config.parallel_config.compute_hash(),
+        "compilation settings": config.compilation_config.compute_hash(),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _stored(path: Path) -> Costs | None:
+def _keep(facts: cost_cache.Facts, costs: Costs) -> None:
+    """For the next start, unless they are those of a busy machine."""
+    if runtime.busy() is not None:
+        logger.warning("AdaptiveSpec measured costs while other programs were busy; the next start measures again")
+        return
     try:
-        return Costs.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # not there, or not ours: measured anew
-        return None
-
-
-def _store(path: Path, costs: Costs) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(costs.to_dict()) + "\n", encoding="utf-8")
-        partial.rename(path)
+        cost_cache.keep(facts, costs)
     except OSError as error:
         logger.warning("AdaptiveSpec could not keep measured costs for the next start: %s", error)
 

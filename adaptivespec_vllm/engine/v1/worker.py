@@ -11,6 +11,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from adaptivespec_vllm import __version__, ops
 from adaptivespec_vllm.engine import head, refusals, seams
+from adaptivespec_vllm.engine.v1.costs import facts_of
 from adaptivespec_vllm.engine.v1.memory import memory_needs
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
@@ -80,3 +81,8 @@ class AdaptiveSpecCPUWorker(CPUWorker):
         if reset:
             self.model_runner.stats = WorkerStats()
         return stats
+
+    def adaptivespec_costs(self) -> dict[str, Any] | None:
+        """What a step costs here, with the facts that this depends on; None with a policy that does not ask."""
+        costs = self.model_runner.costs
+        return None if costs is None else {"facts": facts_of(self.model_runner), "costs": costs.to_dict()}

@@ -13,7 +13,8 @@ from plugin_models import write_head, write_target  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
-from adaptivespec_vllm.cli import Report, app  # noqa: E402
+from adaptivespec_vllm.check.report import Report  # noqa: E402
+from adaptivespec_vllm.cli import app  # noqa: E402
 from adaptivespec_vllm.config import resolve  # noqa: E402
 from adaptivespec_vllm.engine import seams  # noqa: E402
 
@@ -220,7 +221,7 @@ def test_plugin_switched_off(file, monkeypatch):
 
 
 def test_plugin_not_installed(file, monkeypatch):
-    monkeypatch.setattr("adaptivespec_vllm.cli.entry_points", lambda group: [])
+    monkeypatch.setattr("adaptivespec_vllm.check.report.entry_points", lambda group: [])
     status, output = check(file)
     assert status == 1
     assert "install this package" in output

@@ -23,12 +23,12 @@ LEVELS = [
     {"policy", "tree", "draft", "verify", "attention", "kv"},
     {"engine"},
     {"provenance", "screen"},
-    {"serve", "demo", "plugin", "training"},
+    {"serve", "check", "demo", "plugin", "training"},
     {"bench"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "demo", "bench", "training", "cli"}
+MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "check", "demo", "bench", "training", "cli"}
 NO_TORCH = {"policy", "config"}
 MAY_USE_TORCH_OPS = {"ops", "engine"}  # engine: vLLM's own ops
 

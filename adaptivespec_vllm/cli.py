@@ -38,11 +38,14 @@ def check(
         str | None,
         typer.Option("--model", help="Target, a directory or a hub id: run vLLM's whole start-up check too."),
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Start an engine once and measure what a step costs here; with --model.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Say what this machine has and what a configuration means; exit status 1 if decoding would not start."""
     with _vllm_quiet():
-        report = Report.gather(config, model)
+        report = Report.gather(config, model, measure)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -15,6 +15,9 @@ from rich.text import Text
 from adaptivespec_vllm import __version__
 from adaptivespec_vllm.config import METHOD, AdaptiveSpecConfig, ConfigError, load, read, reason, resolve, shortened
 from adaptivespec_vllm.runtime import looks_like_path
+
+if TYPE_CHECKING:
+    from adaptivespec_vllm.check.costs import CostsFound
 
 T = TypeVar("T")
 
@@ -34,9 +37,10 @@ class Report:
     configuration: dict[str, Any] | None = None
     vllm_keys: dict[str, Any] = field(default_factory=dict)
     verification: str = ""
+    costs: CostsFound | None = None
 
     @classmethod
-    def gather(cls, source: Path | None, model: str | None) -> Report:
+    def gather(cls, source: Path | None, model: str | None, measure: bool = False) -> Report:
         report = cls()
         report._attempt(report._look_at_ops)
         supported = report._attempt(report._look_at_vllm)
@@ -46,12 +50,16 @@ class Report:
             report._attempt(lambda: report._look_at_head(str(settings.model), model))
         if model is not None and settings is not None and not report.errors:
             report._attempt(lambda: report._look_at_option(source, model))
+        start = None
         if model is not None and source is not None and settings is not None and not report.errors:
-            report._attempt(lambda: report._start(source, model))
+            start = report._attempt(lambda: report._start(source, model))
+        if settings is not None:
+            report._attempt(lambda: report._look_at_costs(settings, source, start, measure))
         return report
 
     def to_dict(self) -> dict[str, Any]:
-        return {"ok": not self.errors, "adaptivespec": __version__} | vars(self)
+        costs = {"costs": self.costs.to_dict() if self.costs else None}
+        return {"ok": not self.errors, "adaptivespec": __version__} | vars(self) | costs
 
     def show(self, console: Console) -> None:
         """Print for a reader: one line a fact, errors last."""
@@ -150,11 +158,30 @@ class Report:
         self.head = facts.to_dict() if facts is not None else {"path": path, "layout": "hub id, looked at by vLLM"}
         head.check(path, target)
 
-    def _start(self, source: Path, model: str) -> None:
-        """Everything that vLLM and we check before weights are loaded."""
+    def _start(self, source: Path, model: str) -> Any:
+        """Everything that vLLM and we check before weights are loaded; vLLM's whole configuration."""
         from vllm.engine.arg_utils import EngineArgs
 
-        EngineArgs(model=model, speculative_config=read(source)).create_engine_config()
+        return EngineArgs(model=model, speculative_config=read(source)).create_engine_config()
+
+    def _look_at_costs(
+        self, settings: AdaptiveSpecConfig, source: Path | None, start: Any | None, measure: bool
+    ) -> None:
+        """Costs of a step: given, kept from an earlier start, or measured now."""
+        from adaptivespec_vllm.check import costs
+
+        self.costs = costs.given(settings)
+        if measure and self.costs is not None:
+            raise ConfigError(f"--measure: there is nothing to measure; costs: {self.costs.source}")
+        if self.costs is not None:
+            return
+        if start is not None and source is not None:
+            target, head = start.model_config.model, start.speculative_config.draft_model_config.model
+            self.costs = costs.measured(source, target, head) if measure else costs.kept(target, head)
+        elif measure and not self.errors:
+            raise ConfigError("--measure: give a configuration with a head, and its target with --model")
+        elif not self.errors:
+            self.costs = costs.CostsFound("measured at the first start; --model shows those of an earlier one")
 
     # --- showing ---
 
@@ -179,6 +206,8 @@ class Report:
             yield "vllm's keys", [f"{name}: {_plain(value)}" for name, value in self.vllm_keys.items()]
         if self.verification:
             yield "verification", [self.verification]
+        if self.costs is not None:
+            yield "costs", list(self.costs.lines())
 
     def _vllm_line(self) -> str:
         version = self.vllm.get("version", "not found")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from adaptivespec_vllm.types import TreeShape
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
+
+T = TypeVar("T")
 
 logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
@@ -44,18 +46,30 @@ OVERHEAD_STEPS = 64
 
 
 def costs_of(runner: TreeModelRunner) -> Costs:
-    """Measured costs of a runner that is ready for requests; those of an earlier start where nothing has changed."""
-    facts = facts_of(runner)
-    costs = cost_cache.look_up(facts)
+    """Measured costs of a runner that is ready for requests; those of an earlier start where nothing has changed.
+
+    The first rank looks, keeps and reports; measuring is done by all ranks or by none.
+    """
+    first_rank, facts = get_tp_group().is_first_rank, facts_of(runner)
+    costs = agreed(cost_cache.look_up(facts) if first_rank else None)
     if costs is None:
         started = time.perf_counter()
-        costs = measured_costs(runner)
-        logger.info("AdaptiveSpec measured the costs of a step in %.1f s", time.perf_counter() - started)
-        _keep(facts, costs)
-    logger.info("AdaptiveSpec costs, milliseconds by rows: %s", describe(costs))
-    if runner.parallel_config.tensor_parallel_size > 1:  # all ranks decide alike
-        costs = Costs.from_dict(get_tp_group().broadcast_object(costs.to_dict(), src=0))
+        costs = agreed(measured_costs(runner))
+        if first_rank:
+            logger.info("AdaptiveSpec measured the costs of a step in %.1f s", time.perf_counter() - started)
+            _keep(facts, costs)
+    if first_rank:
+        logger.info("AdaptiveSpec costs, milliseconds by rows: %s", describe(costs))
     return costs
+
+
+def agreed(value: T) -> T:
+    """The first rank's value, on all ranks.
+
+    Ranks do not see the same time, and what follows from it must be one decision: they meet in the same passes, over
+    the same trees, or wait for each other for ever.
+    """
+    return get_tp_group().broadcast_object(value, src=0)
 
 
 def measured_costs(runner: TreeModelRunner) -> Costs:
@@ -129,6 +143,9 @@ class _Measurement:
 
     @torch.inference_mode()
     def costs(self) -> Costs:
+        # Whatever is not compiled yet is compiled now. vLLM's graphs have no guards: one of a single row fits no other.
+        self._target(self._rows[-1])
+        self._first(self._rows[-1])
         attention, target = self._attention(), self._table(self._target)
         without, with_level = self._table(self._stump), self._table(self._level)
         return Costs(
@@ -143,7 +160,7 @@ class _Measurement:
         for rows in self._rows:
             run(rows)  # warm-up
             points.append((rows, min(_seconds(run, rows) for _ in range(REPEATS))))
-            if time.perf_counter() > until:
+            if agreed(time.perf_counter() > until):
                 break
         return CostTable(points)
 

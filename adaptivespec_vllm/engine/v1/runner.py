@@ -21,7 +21,7 @@ from adaptivespec_vllm.attention import LayoutError, TreeRows
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
-from adaptivespec_vllm.engine.v1.costs import Overhead, costs_of
+from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
@@ -130,7 +130,7 @@ class TreeModelRunner(CPUModelRunner):
     def _learn_overhead(self, scheduler_output: SchedulerOutput) -> None:
         seconds = self._overhead.begin(scheduler_output.num_scheduled_tokens)
         if seconds is not None and self.costs is not None and self.policy.costs is not None:
-            self.policy.costs = self.costs = replace(self.costs, overhead=seconds)
+            self.policy.costs = self.costs = replace(self.costs, overhead=agreed(seconds))
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from adaptivespec_vllm import runtime
+from adaptivespec_vllm.config import resolve
 from adaptivespec_vllm.engine import cost_cache
 from adaptivespec_vllm.engine.v1 import costs as measuring
+from adaptivespec_vllm.policy.costs import Costs
 from tests.e2e.conftest import generate, greedy, random_prompts
 from tests.e2e.oracle import runner_of
 
@@ -60,3 +63,23 @@ def test_costs_of_a_busy_machine_are_not_kept(
     monkeypatch.setattr(runtime, "busy", lambda: 9.0)
     make_llm(speculative_config={"method": "adaptivespec", "model": str(tiny_head)})
     assert not (cache / "costs").exists()
+
+
+def test_a_file_wins_over_measured_costs(trees: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"target": [[1, 1.0], [64, 1.5]], "first": [[1, 0.2]], "level": [[1, 0.1]], "overhead": 0.25}
+    (tmp_path / "costs.json").write_text(json.dumps(tables))
+    given = Costs.from_dict(tables)
+    measured = Costs.from_dict({"target": [[1, 1e-9]], "first": [[1, 1e-9]], "level": [[1, 1e-9]]})
+    runner = runner_of(trees)
+    before, shape = runner.settings, {"depth": 6, "width": 4, "nodes": 12}
+    monkeypatch.setattr(runner, "costs", measured)
+    try:
+        runner.configure(resolve({"tree": {"shape": shape, "costs": str(tmp_path / "costs.json")}}))
+        generate(trees, random_prompts(2, seed=312), greedy(100))
+        assert runner.policy.costs == given  # nothing was learnt that the file does not say
+        runner.configure(resolve({"tree": {"shape": shape}}))
+        assert runner.policy.costs == measured
+        generate(trees, random_prompts(2, seed=312), greedy(100))
+        assert runner.policy.costs.overhead > 1e-6 and runner.policy.costs.first == measured.first
+    finally:
+        runner.configure(before)

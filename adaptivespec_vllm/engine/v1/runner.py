@@ -48,7 +48,7 @@ class TreeModelRunner(CPUModelRunner):
         super().__init__(vllm_config, device)
         self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
-        """What a step costs here, once it is measured."""
+        """What a step costs here, once it is measured; a file in the configuration wins over it."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
@@ -57,12 +57,12 @@ class TreeModelRunner(CPUModelRunner):
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
         self._attention_steps: list[TreeAttentionStep] = []
-        self._overhead = Overhead()
 
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
-        self.policy = make_policy(settings, self.costs)
+        self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
+        self._overhead = Overhead()
         if self._decision_log is not None:
             self.policy = Recorded(self.policy, self._decision_log.write)
         self.max_width = settings.max_width
@@ -111,6 +111,9 @@ class TreeModelRunner(CPUModelRunner):
         if self.policy.costs is not None and self.settings.tree.costs is None:
             self.policy.costs = self.costs = costs_of(self)
 
+    def _decides_by_measured_costs(self) -> bool:
+        return self.costs is not None and self.policy.costs is not None and self.settings.tree.costs is None
+
     # --- a step, in order ----------------------------------------------------------------------------------------
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
@@ -129,7 +132,7 @@ class TreeModelRunner(CPUModelRunner):
 
     def _learn_overhead(self, scheduler_output: SchedulerOutput) -> None:
         seconds = self._overhead.begin(scheduler_output.num_scheduled_tokens)
-        if seconds is not None and self.costs is not None and self.policy.costs is not None:
+        if seconds is not None and self._decides_by_measured_costs():
             self.policy.costs = self.costs = replace(self.costs, overhead=agreed(seconds))
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
@@ -217,7 +220,7 @@ class TreeModelRunner(CPUModelRunner):
         with self.stats.timed("sample"):
             try:
                 output = super().sample_tokens(grammar_output)
-                if self.costs is not None and self.step is not None and all(self.step.deferred):
+                if self._decides_by_measured_costs() and self.step is not None and all(self.step.deferred):
                     self._overhead.end(self.costs.target(self.step.num_rows) + self.drafting.seconds)
                 return output
             finally:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from adaptivespec_vllm.engine.head_weights import Tensors
+from adaptivespec_vllm.engine.head.weights import Tensors
 
 _LEAST_KV_BYTES = 64 << 20
 _SPARE_TOKENS = 128

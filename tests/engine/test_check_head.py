@@ -11,8 +11,8 @@ pytest.importorskip("safetensors")
 
 from plugin_models import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, head_tensors, layer_tensors, write_head, write_target
 
-from adaptivespec_vllm.engine import head_weights
 from adaptivespec_vllm.engine.head import HeadError, TargetFacts, check, inspect
+from adaptivespec_vllm.engine.head import weights as head_weights
 
 TARGET = TargetFacts(VOCAB, HIDDEN, LAYERS)
 ZEROS = np.zeros(DRAFT_VOCAB, np.int64)

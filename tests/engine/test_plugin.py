@@ -27,6 +27,7 @@ from adaptivespec_vllm import plugin  # noqa: E402
 from adaptivespec_vllm.config import ConfigError, resolve  # noqa: E402
 from adaptivespec_vllm.engine import front_end, refusals, seams, spec_config  # noqa: E402
 from adaptivespec_vllm.engine import head as heads  # noqa: E402
+from adaptivespec_vllm.engine.head import loading  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the CPU worker is asked for")
 
@@ -518,14 +519,14 @@ def test_a_map_that_is_not_needed_is_not_loaded(own_map, passed):
         def load_weights(self, weights):
             return [name for name, _ in weights]
 
-    assert heads._without_unused_map(Head.load_weights, Head(), [("a", 0), ("d2t", 0)]) == passed
+    assert loading._without_unused_map(Head.load_weights, Head(), [("a", 0), ("d2t", 0)]) == passed
 
 
 def test_head_loading_is_wrapped_once():
     heads.install_loading()
     heads.install_loading()
     for seam in seams.HEAD_LOADING:
-        wrap = seams.Wrap(seam, heads._without_unused_map)
+        wrap = seams.Wrap(seam, loading._without_unused_map)
         assert wrap.installed()
         wrap.uninstall()
         assert not wrap.installed()

@@ -114,3 +114,23 @@ def test_a_head_that_never_pays_is_left_alone(
     # Prompts are read by the head; after that there are only probes, ever more rarely.
     assert steps > 140 and len(passes) < 0.25 * steps
     assert len(runner.drafter.backlog) <= len(prompts)
+
+
+def test_rows_that_wait_fit_into_a_small_pass(
+    make_llm: Callable[..., Any], tiny_head: Path, plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = costs_file(tmp_path / "costs.json", 0.5)
+    llm = make_llm(
+        speculative_config=adaptivespec(tiny_head, tree={"costs": costs}), max_num_batched_tokens=40, max_num_seqs=4
+    )
+    drafter, longest = runner_of(llm).drafter, []
+    own = drafter.backlog.put
+
+    def put(request: str, rows: Any) -> None:
+        own(request, rows)
+        longest.append(sum(map(len, drafter.backlog._parts[request])))
+
+    monkeypatch.setattr(drafter.backlog, "put", put)
+    prompts = random_prompts(4, seed=303)
+    assert generate(llm, prompts, greedy(150)) == generate(plain, prompts, greedy(150))
+    assert 10 < max(longest) <= 20 + 4  # a row more for each request that comes before it

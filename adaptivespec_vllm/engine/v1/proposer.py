@@ -40,6 +40,8 @@ class TreeProposer(EagleProposer):
         self.head: Eagle3Head | None = None
         """Made of the loaded model."""
         self.backlog = Backlog()
+        self._most_put_off = min(MOST_PUT_OFF, self.max_num_tokens // 2)
+        """Rows of a request that may wait: they have to fit into one pass when they are taken."""
         self._chosen: list[int] = []
         """Requests of the last first pass, in its order."""
         self._first_pass: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -179,7 +181,7 @@ class TreeProposer(EagleProposer):
         What does not fit into the pass with its backlog waits once more, and does not draft.
         """
         sampled = self.runner.sampled_requests()
-        needed = [not sampled[b] or drafts[b] or lengths[b] > MOST_PUT_OFF for b in range(len(lengths))]
+        needed = [not sampled[b] or drafts[b] or lengths[b] > self._most_put_off for b in range(len(lengths))]
         room = self.max_num_tokens - sum(n for n, s in zip(lengths, sampled, strict=True) if not s)
         chosen = []
         for b, length in enumerate(lengths):

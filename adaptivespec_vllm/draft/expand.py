@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft.pool import ROOT, CandidatePool
 from adaptivespec_vllm.types import DraftTree, TreeShape
 
@@ -46,11 +45,17 @@ class LevelRows:
 class DraftHead(Protocol):
     """What the expansion needs of a head."""
 
-    def level(self, rows: LevelRows) -> torch.Tensor:
-        """Run the head over the nodes of a level and return their logits ``[R, draft vocabulary]``."""
+    def children(self, rows: LevelRows, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the head over the nodes of a level; the best children of each, as the first level of the trees is given.
 
-    def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids of the draft vocabulary to token ids of the target."""
+        Args:
+            rows: R nodes.
+            width: how many children of each are asked for, at most.
+
+        Returns:
+            ``float32 [R, k]`` log-probabilities, descending, and ``int64 [R, k]`` token ids of the target.
+
+        """
 
 
 class Steering(Protocol):
@@ -119,9 +124,9 @@ def expand_trees(
         if not any(counts):
             break
         rows = _next_level(growths, root_positions)
-        values, ids = ops.topk_logprobs(head.level(rows), width)
+        values, children = head.children(rows, width)
         owners = np.repeat(np.arange(len(growths)), counts)
-        _add_level(growths, values.numpy(), head.to_target(ids).numpy(), owners, steering, depth)
+        _add_level(growths, values.numpy(), children.numpy(), owners, steering, depth)
 
     kept = steering.keep([_NONE if growth is None else growth.pool.values_of(growth.pool.ranked) for growth in growths])
     return [

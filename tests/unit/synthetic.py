@@ -120,20 +120,15 @@ class _Head:
         self.rows: list[int] = []
 
     def proposals(self, owners: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities of the children of nodes of requests, as logits of a vocabulary of as many."""
+        """Log-probabilities of the children of nodes of requests."""
         logits = np.empty((len(owners), CHILDREN + 1), dtype=np.float32)
         for row, owner in zip(logits, owners, strict=True):
             row[:] = self._world.random.normal(size=len(row)) * self._world.texts[owner].sharpness
         logits = -np.sort(-logits, axis=1)
         return torch.from_numpy(logits).log_softmax(-1)[:, :CHILDREN]
 
-    def level(self, rows: LevelRows) -> torch.Tensor:
+    def children(self, rows: LevelRows, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         counts = (rows.start[1:] - rows.start[:-1]).tolist()
         owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
         self.rows.append(len(owners))
-        proposals = self.proposals(owners)
-        rest = torch.log1p(-proposals.exp().sum(-1, keepdim=True).clamp(max=1 - 1e-6))
-        return torch.cat([proposals, rest.expand(-1, 1)], dim=1)
-
-    def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        return draft_ids
+        return self.proposals(owners)[:, :width], torch.arange(width).expand(len(owners), -1)

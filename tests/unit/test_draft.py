@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptivespec_vllm import ops
 from adaptivespec_vllm.config import resolve
 from adaptivespec_vllm.draft import LevelRows, expand_trees
 from adaptivespec_vllm.policy import make_policy
@@ -32,17 +33,13 @@ class PathHead:
         self._paths: list[tuple[int, ...]] = [()] * len(seeds)  # of the rows of the previous call
         self.levels: list[LevelRows] = []
 
-    def level(self, rows: LevelRows) -> torch.Tensor:
+    def children(self, rows: LevelRows, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.levels.append(rows)
         owners = torch.repeat_interleave(torch.arange(len(self._seeds)), rows.start[1:] - rows.start[:-1]).tolist()
         before = [self._paths[row] for row in rows.parent_rows.tolist()]
         self._paths = [(*path, token) for path, token in zip(before, rows.tokens.tolist(), strict=True)]
-        return torch.tensor(
-            np.array([log_probs_of(self._seeds[b], path) for b, path in zip(owners, self._paths, strict=True)])
-        )
-
-    def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        return draft_ids
+        values = [log_probs_of(self._seeds[b], path) for b, path in zip(owners, self._paths, strict=True)]
+        return ops.topk_logprobs(torch.tensor(np.array(values)), width)
 
 
 def expand(seeds, shapes, least=0.0, roots=None) -> tuple[list[DraftTree], PathHead]:

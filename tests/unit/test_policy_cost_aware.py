@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import Text, World, linear, scaled, stairs
 
+from adaptivespec_vllm import ops
 from adaptivespec_vllm.config import AdaptiveSpecConfig, resolve
 from adaptivespec_vllm.draft import LevelRows, expand_trees
 from adaptivespec_vllm.policy import make_policy, replay
@@ -286,12 +287,9 @@ class _OddHead:
         logits[odd] = self._random.choice([-np.inf, 0.0, 1e30])
         return torch.tensor(logits, dtype=torch.float32)
 
-    def level(self, rows: LevelRows) -> torch.Tensor:
+    def children(self, rows: LevelRows, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         assert (rows.start[1:] >= rows.start[:-1]).all()
-        return self.logits(len(rows.tokens))
-
-    def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        return draft_ids
+        return ops.topk_logprobs(self.logits(len(rows.tokens)), width)
 
 
 @given(

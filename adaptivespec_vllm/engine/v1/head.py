@@ -210,8 +210,13 @@ class Eagle3Head:
         for attention in self._attention:
             attention.begin(len(hidden) * capacity, hidden.dtype)
 
-    def level(self, rows: LevelRows) -> torch.Tensor:
+    def children(self, rows: LevelRows, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the head over one level (see ``DraftHead``)."""
+        log_probs, ids = ops.topk_logprobs(self.level(rows), width)
+        return log_probs, self.to_target(ids)
+
+    def level(self, rows: LevelRows) -> torch.Tensor:
+        """Logits of the nodes of a level ``[R, draft vocabulary]``."""
         started = time.perf_counter()
         if self._packed is None:
             last_hidden, self._hidden = self._module_forward(rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,8 @@ import torch
 from adaptivespec_vllm.draft import LevelRows, expand_trees
 from adaptivespec_vllm.policy.base import TreePolicy
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.simulate.recording import CHILDREN, NOT_TAKEN, Position, RecordedText, Recording
-from adaptivespec_vllm.types import NO_TREE, NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
+from adaptivespec_vllm.simulate.recording import NOT_TAKEN, Position, RecordedText, Recording
+from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback
 
 MOST_PUT_OFF = 64
 """Rows of a request that does not draft which may wait for the head's first pass, as in the engine."""
@@ -29,7 +30,6 @@ class Tally:
     seconds: float = 0.0
     steps: int = 0
     """Steps of requests: a step of a batch of B counts as B."""
-    accepted: int = 0
     nodes: int = 0
     depth: int = 0
     width: int = 0
@@ -45,21 +45,44 @@ class Tally:
 
 @dataclass(frozen=True)
 class Group:
-    """Texts of one kind that are decoded together."""
+    """Texts of one kind that are decoded together, in as many slots as the batch is large.
+
+    Attributes:
+        kind: of all texts.
+        slots: of each slot the texts that it decodes one after the other, over and over.
+        tokens: how many are decoded in all. All slots are busy to the end, so no step is that of a smaller batch.
+
+    """
 
     kind: str
-    texts: list[RecordedText]
+    slots: list[list[RecordedText]]
+    tokens: int
 
 
 def groups(recording: Recording, batch: int) -> list[Group]:
-    """Batches of one kind each, all of the full size (the last of a kind is filled up from its beginning), in turns."""
-    by_kind = []
-    for kind in recording.kinds:
-        own = [text for text in recording.texts if text.kind == kind]
-        starts = range(0, len(own), batch)
-        by_kind.append([Group(kind, [own[(first + i) % len(own)] for i in range(batch)]) for first in starts])
-    most = max(map(len, by_kind))
-    return [of_kind[turn] for turn in range(most) for of_kind in by_kind if turn < len(of_kind)]
+    """What is decoded together.
+
+    Of a batch of one every text is a group, the kinds taking turns. Of larger ones every kind is: slot i begins with its
+    text i (modulo their number) and goes on with the next, until as many tokens are decoded as these first texts, or
+    all texts if they are more, have.
+    """
+    by_kind = {kind: [text for text in recording.texts if text.kind == kind] for kind in recording.kinds}
+    if batch == 1:
+        most = max(map(len, by_kind.values()))
+        return [
+            Group(kind, [[own[turn]]], own[turn].tokens)
+            for turn in range(most)
+            for kind, own in by_kind.items()
+            if turn < len(own)
+        ]
+    return [
+        Group(
+            kind,
+            [own[slot % len(own) :] + own[: slot % len(own)] for slot in range(batch)],
+            sum(own[slot % len(own)].tokens for slot in range(max(batch, len(own)))),
+        )
+        for kind, own in by_kind.items()
+    ]
 
 
 class RecordedHead:
@@ -126,25 +149,27 @@ def replay(recording: Recording, policy: TreePolicy | None, costs: Costs, batch:
 
 def _decode(group: Group, name: str, policy: TreePolicy | None, costs: Costs) -> Tally:
     tally = Tally()
-    running = [_Request(f"{name}.{i}", text) for i, text in enumerate(group.texts)]
-    while running:
+    waiting = [itertools.cycle(texts) for texts in group.slots]
+    names = (f"{name}.{number}" for number in itertools.count())
+    running = [_Request(next(names), next(texts)) for texts in waiting]
+    while tally.tokens < group.tokens:
         if policy is None:
             trees, feedbacks = [DraftTree([], [], 0)] * len(running), [NOTHING_DRAFTED] * len(running)
         else:
             trees, feedbacks = _draft_and_verify(running, policy, costs, tally)
         tally.seconds += costs.overhead + costs.target(len(running) + sum(map(len, trees)))
-        for request, tree, feedback in zip(running, trees, feedbacks, strict=True):
+        for slot, (tree, feedback) in enumerate(zip(trees, feedbacks, strict=True)):
+            request = running[slot]
+            depths = tree.depths()
             tally.steps += 1
-            tally.accepted += feedback.accepted
             tally.nodes += len(tree)
             tally.depth += feedback.drafted_depth
-            depths = tree.depths()
             tally.width += max((depths.count(depth) for depth in set(depths)), default=0)
             tally.tokens += request.go_on(feedback.accepted + 1)
-        for request in running:
-            if request.done and policy is not None:
-                policy.forget(request.name)
-        running = [request for request in running if not request.done]
+            if request.done:
+                if policy is not None:
+                    policy.forget(request.name)
+                running[slot] = _Request(next(names), next(waiting[slot]))
     return tally
 
 
@@ -192,16 +217,12 @@ def _draft_and_verify(
         head = RecordedHead([r.position if drafts else None for r, drafts in zip(running, drafting.drafts, strict=True)])
         log_probs, ranks = head.first(policy.config.max_width)
         shapes = drafting.bounds(np.exp(log_probs[:, 0].numpy()).tolist())
-        trees = expand_trees(head, log_probs, ranks, [_fit(shape) for shape in shapes], [0] * len(running), drafting)
+        trees = expand_trees(head, log_probs, ranks, shapes, [0] * len(running), drafting)
         tally.seconds += sum(costs.level(rows) for rows in head.levels)
         tally.unrecorded += head.unrecorded
     feedbacks = [_feedback(tree, request.position) for tree, request in zip(trees, running, strict=True)]
     policy.observe({request.name: feedback for request, feedback in zip(running, feedbacks, strict=True)})
     return trees, feedbacks
-
-
-def _fit(shape: TreeShape) -> TreeShape:
-    return shape if shape.nodes else NO_TREE
 
 
 def _feedback(tree: DraftTree, position: Position) -> StepFeedback:
@@ -211,11 +232,3 @@ def _feedback(tree: DraftTree, position: Position) -> StepFeedback:
     return StepFeedback(
         tree.confidence, max(tree.depths()), len(tree), len(path), verdicts=tree.verdicts(path)
     )
-
-
-def total(tallies: Sequence[tuple[str, Tally]]) -> Mapping[str, Tally]:
-    """Tallies by kind."""
-    result: dict[str, Tally] = {}
-    for kind, tally in tallies:
-        result.setdefault(kind, Tally()).add(tally)
-    return result

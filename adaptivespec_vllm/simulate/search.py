@@ -89,28 +89,13 @@ class Beam:
             truths.append(_ranks(kept_ids, truth_ids))
         return Beam(*(np.array(column, dtype=np.int16) for column in (ranks, truths, candidates)))
 
-    def outcome(self, shape: TreeShape) -> Outcome:
-        """What a shape of this width does at every position."""
+    def of(self, shape: TreeShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What a shape of this width does at every position; as the arrays of :class:`Outcomes`."""
         depth, nodes = shape.depth, shape.nodes
         accepted = np.cumprod(self.truth[depth - 1, :, :depth] < nodes, axis=1).sum(1)
-        rows = (self.expandable[: depth - 1] < nodes).sum(2)
-        return Outcome(accepted, np.minimum(self.candidates[depth - 1], nodes), rows)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of P positions.
-
-    Attributes:
-        accepted: ``[P]`` accepted nodes.
-        nodes: ``[P]`` verified nodes.
-        rows: ``[levels, P]`` nodes that the head runs over for each level below the first.
-
-    """
-
-    accepted: np.ndarray
-    nodes: np.ndarray
-    rows: np.ndarray
+        rows = np.zeros((DEPTHS[-1] - 1, len(accepted)), dtype=np.int16)
+        rows[: depth - 1] = (self.expandable[: depth - 1] < nodes).sum(2)
+        return accepted, np.minimum(self.candidates[depth - 1], nodes), rows
 
 
 class _Table:
@@ -161,7 +146,7 @@ class Found:
         shapes: S shapes.
         groups: G groups of texts.
         seconds: ``[S, G]``.
-        tokens: ``[G]``.
+        tokens: ``[S, G]``; the last step of a batch may bring more than were asked for.
 
     """
 
@@ -172,60 +157,80 @@ class Found:
 
     def best(self, kind: str | None = None, *, chains: bool = False) -> tuple[TreeShape, float]:
         """The fastest shape on the texts of a kind (all of them without), and its tokens a second."""
-        of_kind = np.array([kind is None or group.kind == kind for group in self.groups])
+        of_kind = self._groups_of(kind)
         allowed = np.array([not chains or shape.width == 1 for shape in self.shapes])
-        seconds = np.where(allowed, self.seconds[:, of_kind].sum(1), np.inf)
-        index = int(seconds.argmin())
-        return self.shapes[index], float(self.tokens[of_kind].sum() / seconds[index])
+        speeds = np.where(allowed, self.tokens[:, of_kind].sum(1) / self.seconds[:, of_kind].sum(1), 0.0)
+        return self.shapes[int(speeds.argmax())], float(speeds.max())
 
     def best_of_each(self, kind: str | None = None) -> float:
         """Tokens a second where every group is decoded with the shape that is fastest for it, known in hindsight."""
-        of_kind = np.array([kind is None or group.kind == kind for group in self.groups])
-        return float(self.tokens[of_kind].sum() / self.seconds[:, of_kind].min(0).sum())
+        columns = np.flatnonzero(self._groups_of(kind))
+        rows = (self.tokens / self.seconds)[:, columns].argmax(0)
+        return float(self.tokens[rows, columns].sum() / self.seconds[rows, columns].sum())
+
+    def _groups_of(self, kind: str | None) -> np.ndarray:
+        return np.array([kind is None or group.kind == kind for group in self.groups])
 
 
-def search(recording: Recording, costs: Costs, batch: int = 1, tried: Sequence[TreeShape] | None = None) -> Found:
-    """Decode all texts with every static shape."""
-    tried = shapes() if tried is None else list(tried)
-    parts = groups(recording, batch)
-    positions = [position for text in recording.texts for position in text.positions]
-    starts = np.cumsum([0, *(text.tokens for text in recording.texts)]).tolist()
-    start_of = {text.id: start for text, start in zip(recording.texts, starts, strict=False)}
-    clock = _Clock(costs, batch)
-    seconds = np.zeros((len(tried), len(parts)))
-    for width in sorted({shape.width for shape in tried}):
-        beam = Beam.grow(positions, width)
-        for row, shape in enumerate(tried):
-            if shape.width == width:
-                outcome = beam.outcome(shape)
-                for column, group in enumerate(parts):
-                    first = np.array([start_of[text.id] for text in group.texts])
-                    end = first + [text.tokens for text in group.texts]
-                    seconds[row, column] = clock.decode(outcome, first, end)
-    tokens = np.array([sum(text.tokens for text in group.texts) for group in parts])
-    return Found(tried, parts, seconds, tokens)
+class Search:
+    """Decodes the texts of a recording with static shapes, under any costs.
+
+    Args:
+        recording: the texts.
+        tried: S shapes; the whole grid without.
+
+    """
+
+    def __init__(self, recording: Recording, tried: Sequence[TreeShape] | None = None) -> None:
+        self.shapes = shapes() if tried is None else list(tried)
+        self._recording = recording
+        texts = recording.texts
+        positions = [position for text in texts for position in text.positions]
+        ends = np.cumsum([text.tokens for text in texts]).tolist()
+        self._ends = {text.id: (end - text.tokens, end) for text, end in zip(texts, ends, strict=True)}
+        size = (len(self.shapes), len(positions))
+        self._accepted = np.zeros(size, dtype=np.int16)
+        self._nodes = np.zeros(size, dtype=np.int16)
+        self._rows = np.zeros((len(self.shapes), DEPTHS[-1] - 1, len(positions)), dtype=np.int16)
+        for width in sorted({shape.width for shape in self.shapes}):
+            beam = Beam.grow(positions, width)
+            for row, shape in enumerate(self.shapes):
+                if shape.width == width:
+                    self._accepted[row], self._nodes[row], self._rows[row] = beam.of(shape)
+
+    def run(self, costs: Costs, batch: int = 1) -> Found:
+        """The time of every shape; all of them decode side by side, a step at a time."""
+        parts = groups(self._recording, batch)
+        sizes = np.array([len(group.slots[0]) for group in parts])
+        begin, end = np.zeros((2, len(parts), batch, sizes.max()), dtype=np.int64)
+        for g, group in enumerate(parts):
+            for b, texts in enumerate(group.slots):
+                begin[g, b, : len(texts)], end[g, b, : len(texts)] = zip(*(self._ends[t.id] for t in texts), strict=True)
+        tokens = np.array([group.tokens for group in parts])
+        target, first, level = (
+            _by_rows(table, batch * most)
+            for table, most in ((costs.target, MAX_TREE_ROWS), (costs.first, MAX_TREE_ROWS), (costs.level, CHILDREN))
+        )
+        shape, (of, slot) = np.arange(len(self.shapes))[:, None, None], np.ogrid[: len(parts), :batch]
+        turn = np.zeros((len(self.shapes), len(parts), batch), dtype=np.int64)
+        at = np.repeat(begin[None, :, :, 0], len(self.shapes), axis=0)
+        emitted = np.ones_like(at)  # in the step before
+        decoded, seconds = np.zeros(at.shape[:2]), np.zeros(at.shape[:2])
+        while (going := decoded < tokens).any():
+            spent = costs.overhead + target[batch + self._nodes[shape, at].sum(2)] + first[emitted.sum(2)]
+            for depth in range(self._rows.shape[1]):
+                spent += level[self._rows[shape, depth, at].sum(2)]
+            seconds += spent * going
+            emitted = self._accepted[shape, at] + 1
+            room = end[of, slot, turn] - at
+            decoded += np.minimum(emitted, room).sum(2) * going
+            done = emitted >= room
+            turn = (turn + done) % sizes[:, None]
+            at = np.where(done, begin[of, slot, turn], at + emitted)
+            emitted = np.where(done, 1, emitted)
+        return Found(self.shapes, parts, seconds, decoded)
 
 
-class _Clock:
-    """Seconds by rows, looked up."""
-
-    def __init__(self, costs: Costs, batch: int) -> None:
-        def table(of: CostTable, most: int) -> np.ndarray:
-            return np.array([0.0, *np.atleast_1d(of(np.arange(1, most + 1)))])
-
-        self._overhead = costs.overhead
-        self._target = table(costs.target, batch * MAX_TREE_ROWS)
-        self._first = table(costs.first, batch * MAX_TREE_ROWS)
-        self._level = table(costs.level, batch * CHILDREN)
-
-    def decode(self, outcome: Outcome, at: np.ndarray, end: np.ndarray) -> float:
-        """Seconds of decoding texts together, from their first positions to their ends."""
-        seconds, rows = 0.0, np.ones_like(at)
-        while len(at):
-            seconds += self._overhead + self._target[len(at) + outcome.nodes[at].sum()] + self._first[rows.sum()]
-            seconds += self._level[outcome.rows[:, at].sum(1)].sum()
-            rows = outcome.accepted[at] + 1
-            at = at + rows
-            going = at < end
-            at, end, rows = at[going], end[going], rows[going]
-        return float(seconds)
+def _by_rows(table: CostTable, most: int) -> np.ndarray:
+    """``[most + 1]`` seconds of so many rows; no rows take no time."""
+    return np.concatenate([[0.0], table(np.arange(1, most + 1))])

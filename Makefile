@@ -25,7 +25,7 @@ MODEL := $(VENV)/.stamp-model
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py runtime.py chat.py policy tree draft verify attention kv ops \
-	provenance.py screen.py bench training)
+	provenance.py screen.py bench simulate training)
 
 .PHONY: help setup demo test quality clean
 

@@ -1,4 +1,5 @@
-"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare`` and ``train-head``."""
+"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare``, ``simulate`` and
+``train-head``."""
 
 from __future__ import annotations
 
@@ -82,6 +83,14 @@ def compare(context: typer.Context) -> None:
     from adaptivespec_vllm.bench.cli import run_compare
 
     _pass_on(context, "compare", run_compare)
+
+
+@app.command("simulate", **_PASSED_ON)
+def simulate(context: typer.Context) -> None:
+    """Decode recorded texts under any costs of a step (``adaptivespec simulate --help``)."""
+    from adaptivespec_vllm.simulate.cli import run
+
+    _pass_on(context, "simulate", run)
 
 
 @app.command("train-head", **_PASSED_ON)

@@ -12,8 +12,8 @@ from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.config import METHOD, ConfigError, load, read
 
 ARMS_HELP = """plain; stock:K (vLLM's EAGLE-3 chain of K tokens; stock:1-5 is five arms); tree:D,W,N (a static tree of
-depth, width, nodes); default and paper (the presets); adaptive (the preset default with tree.policy "adaptive");
-config:FILE (a speculative configuration; its own "model" wins over --head). To an arm of ours, /P adds
+depth, width, nodes); default and paper (the presets); default:D,W,N (the preset default with that as its largest tree); adaptive (the
+preset default with tree.policy "adaptive"); config:FILE (a speculative configuration; its own "model" wins over --head). To an arm of ours, /P adds
 min_path_probability and @KAPPA the lossy margin rule: tree:5,4,8/0.1@0.2."""
 
 DEFAULT_ARMS = (
@@ -26,7 +26,8 @@ PLAIN = "plain"
 MOST_STOCK = 32
 _OPTION = "--arms"
 _FORMS = (
-    "plain, stock:K, stock:A-B, tree:D,W,N, default, paper, adaptive, config:FILE; /P and @KAPPA behind one of ours"
+    "plain, stock:K, stock:A-B, tree:D,W,N, default, default:D,W,N, paper, adaptive, config:FILE; /P and @KAPPA behind "
+    "one of ours"
 )
 
 Family = Literal["plain", "stock", "static", "policy"]
@@ -118,9 +119,10 @@ def _ours(base: str, name: str) -> dict[str, Any]:
         return {"preset": base}
     if base == "adaptive":
         return {"tree": {"policy": "adaptive"}}
-    if match := re.fullmatch(r"tree:(\d{1,4}),(\d{1,4}),(\d{1,4})", base):
-        shape = {key: int(number) for key, number in zip(("depth", "width", "nodes"), match.groups(), strict=True)}
-        return {"tree": {"policy": "static", "shape": shape}}
+    if match := re.fullmatch(r"(tree|default):(\d{1,4}),(\d{1,4}),(\d{1,4})", base):
+        policy, *numbers = match.groups()
+        shape = {key: int(number) for key, number in zip(("depth", "width", "nodes"), numbers, strict=True)}
+        return {"tree": {"shape": shape} if policy == "default" else {"policy": "static", "shape": shape}}
     raise BadInput(_OPTION, name, _FORMS)
 
 

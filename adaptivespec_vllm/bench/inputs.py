@@ -81,9 +81,9 @@ def gather(
         raise BadInput("--temperature", temperature, "a number from 0 to 2")
     if dtype is not None and dtype not in DTYPES:
         raise BadInput("--dtype", dtype, ", ".join(DTYPES))
-    batches = _integers("--batch", batch, 1, MOST_BATCH)
-    contexts = [None] if context is None else _integers("--context", context, 1, MOST_CONTEXT)
-    wanted = None if kinds is None else _words("--kinds", kinds)
+    batches = integers("--batch", batch, 1, MOST_BATCH)
+    contexts = [None] if context is None else integers("--context", context, 1, MOST_CONTEXT)
+    wanted = None if kinds is None else words("--kinds", kinds)
     chosen = prompts.choose(prompts.bundled() if file is None else prompts.read(file), wanted, limit)
     return Inputs(
         model=model,
@@ -100,7 +100,7 @@ def gather(
     )
 
 
-def output_directory(given: Path | None) -> Path:
+def output_directory(given: Path | None, option: str = "--output") -> Path:
     """Where everything is written; a new directory named by the time unless one was given."""
     directory = given if given is not None else OUTPUT / datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
@@ -109,7 +109,7 @@ def output_directory(given: Path | None) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise BadInput("--output", str(directory), f"a directory that can be written ({error.strerror})") from None
+        raise BadInput(option, str(directory), f"a directory that can be written ({error.strerror})") from None
     return directory
 
 
@@ -127,14 +127,16 @@ def _check_integer(option: str, value: int | None, least: int, most: int | None)
         raise BadInput(option, value, f"an integer from {least}" + (f" to {most}" if most is not None else " on"))
 
 
-def _words(option: str, text: str) -> list[str]:
+def words(option: str, text: str) -> list[str]:
+    """Names of a list separated by commas."""
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise BadInput(option, text, "names separated by commas")
     return words
 
 
-def _integers(option: str, text: str, least: int, most: int) -> list[int]:
+def integers(option: str, text: str, least: int, most: int) -> list[int]:
+    """Numbers of a list separated by commas, each once."""
     allowed = f"integers from {least} to {most}, separated by commas"
     words: Sequence[str] = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):

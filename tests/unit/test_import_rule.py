@@ -25,6 +25,7 @@ LEVELS = [
     {"provenance", "screen"},
     {"serve", "check", "demo", "plugin", "training"},
     {"bench"},
+    {"simulate"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

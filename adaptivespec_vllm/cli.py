@@ -1,5 +1,4 @@
-"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare``, ``simulate`` and
-``train-head``."""
+"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare``, ``simulate`` and ``train-head``."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.config import METHOD, ConfigError, load, read
 
 ARMS_HELP = """plain; stock:K (vLLM's EAGLE-3 chain of K tokens; stock:1-5 is five arms); tree:D,W,N (a static tree of
-depth, width, nodes); default and paper (the presets); default:D,W,N (the preset default with that as its largest tree); adaptive (the
-preset default with tree.policy "adaptive"); config:FILE (a speculative configuration; its own "model" wins over --head). To an arm of ours, /P adds
-min_path_probability and @KAPPA the lossy margin rule: tree:5,4,8/0.1@0.2."""
+depth, width, nodes); default and paper (the presets); default:D,W,N (default with that as its largest tree); adaptive
+(the preset default with tree.policy "adaptive"); config:FILE (a speculative configuration; its own "model" wins over
+--head). To an arm of ours, /P adds min_path_probability and @KAPPA the lossy margin rule: tree:5,4,8/0.1@0.2."""
 
 DEFAULT_ARMS = (
     "plain stock:1-5 tree:3,4,3 tree:5,4,8 tree:7,4,16 paper default "

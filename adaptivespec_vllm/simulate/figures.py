@@ -42,8 +42,10 @@ class Figures:
     def of(tally: Tally, plain: float) -> Figures:
         """From a tally, and the speed of plain decoding."""
         speed = tally.tokens / tally.seconds
-        per_step = (value / tally.steps for value in (tally.tokens, tally.depth, tally.width, tally.nodes))
-        return Figures(speed, speed / plain, *per_step, unrecorded=tally.unrecorded)
+        tokens, depth, width, nodes = (
+            value / tally.steps for value in (tally.tokens, tally.depth, tally.width, tally.nodes)
+        )
+        return Figures(speed, speed / plain, tokens, depth, width, nodes, tally.unrecorded)
 
 
 @dataclass(frozen=True)

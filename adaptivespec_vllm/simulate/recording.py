@@ -1,7 +1,7 @@
 """What a draft head proposes at every position of texts, recorded once.
 
 Greedy strict decoding emits the target's text whatever is drafted, so the accepted path of any tree is the longest
-beginning of the rest of the text that lies in it. A step may begin at any position, so a tree is recorded at every one::
+beginning of the rest of the text that lies in it. A step may begin anywhere, so a tree is recorded at every position::
 
     text       t0   t1   t2   t3 ...          position 1: the root is t1, and the text goes on with t2, t3, ...
                     |
@@ -124,7 +124,7 @@ def write(path: Path, texts: Sequence[Mapping[str, Any]], about: Mapping[str, An
     arrays = {name: np.concatenate(parts).astype(_ARRAYS[name]) for name, parts in columns.items()}
     arrays["nodes"] = np.array([len(parents) for parents in columns["parents"]], dtype=_ARRAYS["nodes"])
     listed = [{"id": t["id"], "kind": t["kind"], "positions": len(t["positions"])} for t in texts]
-    np.savez_compressed(path, about=json.dumps({**about, "texts": listed}), **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(path, about=json.dumps({**about, "texts": listed}), **arrays)
 
 
 def _texts(listed: list[dict[str, Any]], arrays: Mapping[str, np.ndarray]) -> list[RecordedText]:

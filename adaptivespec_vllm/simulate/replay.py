@@ -62,9 +62,9 @@ class Group:
 def groups(recording: Recording, batch: int) -> list[Group]:
     """What is decoded together.
 
-    Of a batch of one every text is a group, the kinds taking turns. Of larger ones every kind is: slot i begins with its
-    text i (modulo their number) and goes on with the next, until as many tokens are decoded as these first texts, or
-    all texts if they are more, have.
+    Of a batch of one every text is a group, the kinds taking turns. Of larger ones every kind is: slot i begins with
+    its text i (modulo their number) and goes on with the next, until as many tokens are decoded as these first texts,
+    or all texts if they are more, have.
     """
     by_kind = {kind: [text for text in recording.texts if text.kind == kind] for kind in recording.kinds}
     if batch == 1:
@@ -133,7 +133,9 @@ def accepted_path(tree: DraftTree, position: Position) -> list[int]:
     return path
 
 
-def replay(recording: Recording, policy: TreePolicy | None, costs: Costs, batch: int = 1) -> Iterator[tuple[str, Tally]]:
+def replay(
+    recording: Recording, policy: TreePolicy | None, costs: Costs, batch: int = 1
+) -> Iterator[tuple[str, Tally]]:
     """Decode all texts with one policy that lives as long as an engine's; of each group its kind and its tally.
 
     Args:
@@ -214,7 +216,8 @@ def _draft_and_verify(
 
     trees = [DraftTree([], [], 0)] * len(running)
     if any(drafting.drafts):
-        head = RecordedHead([r.position if drafts else None for r, drafts in zip(running, drafting.drafts, strict=True)])
+        roots = [r.position if drafts else None for r, drafts in zip(running, drafting.drafts, strict=True)]
+        head = RecordedHead(roots)
         log_probs, ranks = head.first(policy.config.max_width)
         shapes = drafting.bounds(np.exp(log_probs[:, 0].numpy()).tolist())
         trees = expand_trees(head, log_probs, ranks, shapes, [0] * len(running), drafting)
@@ -229,6 +232,4 @@ def _feedback(tree: DraftTree, position: Position) -> StepFeedback:
     if not len(tree):
         return NOTHING_DRAFTED
     path = accepted_path(tree, position)
-    return StepFeedback(
-        tree.confidence, max(tree.depths()), len(tree), len(path), verdicts=tree.verdicts(path)
-    )
+    return StepFeedback(tree.confidence, max(tree.depths()), len(tree), len(path), verdicts=tree.verdicts(path))

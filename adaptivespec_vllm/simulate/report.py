@@ -75,9 +75,9 @@ def _shown(best: Best) -> str:
 
 def _notes(results: Sequence[Simulated]) -> Iterator[str]:
     yield (
-        "Time is that of the cost table, not of this machine. accepted length: tokens a step of a request, the target's "
-        "own included; depth, width, nodes: of the draft tree of a step, the root not counted. A chain costs what a "
-        "static tree of width 1 does."
+        "Time is that of the cost table, not of this machine. accepted length: tokens a step of a request, the "
+        "target's own included; depth, width, nodes: of the draft tree of a step, the root not counted. A chain costs "
+        "what a static tree of width 1 does."
     )
     if any(result.best_tree for result in results):
         yield (

@@ -205,7 +205,8 @@ class Search:
         begin, end = np.zeros((2, len(parts), batch, sizes.max()), dtype=np.int64)
         for g, group in enumerate(parts):
             for b, texts in enumerate(group.slots):
-                begin[g, b, : len(texts)], end[g, b, : len(texts)] = zip(*(self._ends[t.id] for t in texts), strict=True)
+                places = np.array([self._ends[text.id] for text in texts])
+                begin[g, b, : len(texts)], end[g, b, : len(texts)] = places.T
         tokens = np.array([group.tokens for group in parts])
         target, first, level = (
             _by_rows(table, batch * most)

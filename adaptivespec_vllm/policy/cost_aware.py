@@ -22,6 +22,12 @@ from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeSh
 LONGEST_WAIT = 64
 """Steps between two probes of a request that does not pay, at most."""
 
+PROBE_SHARE = 0.02
+"""Of the time of all steps, that probes may take in the long run."""
+
+PROBE_CREDIT = 4.0
+"""Time that they may take besides, at the beginning or after others did without; in steps of plain decoding."""
+
 _FADE_REQUEST = 1 - 1 / 24
 """A step of a request, in its correction."""
 
@@ -67,6 +73,8 @@ class CostAwarePolicy(TreePolicy):
         self.costs: Costs = costs or named or UNMEASURED
         self.survival = Survival()
         self._emitted = self._plain = 16.0  # as if decoding plainly for a while
+        self.credit = PROBE_CREDIT
+        """Time left for probes, in steps of plain decoding."""
         self._drafting: _CostAware | None = None
 
     def new_signal(self) -> CostSignal:
@@ -130,7 +138,9 @@ class CostAwarePolicy(TreePolicy):
         verifying = self.costs.target(requests + nodes)
         seconds = self.costs.overhead + verifying + (drafting.seconds if drafting else 0.0)
         self._emitted = self._emitted * _FADE_RATE + requests + sum(f.accepted for f in feedbacks.values())
-        self._plain = self._plain * _FADE_RATE + seconds * self._plain_rate(requests)
+        plain = seconds * self._plain_rate(requests)
+        self._plain = self._plain * _FADE_RATE + plain
+        self.credit = min(PROBE_CREDIT, self.credit + PROBE_SHARE * plain / requests)
         if drafting is None or not surprising:
             return
         share = drafting.seconds / max(1, sum(drafting.drafts))
@@ -192,15 +202,25 @@ class _CostAware(Drafting):
             )
             if np.count_nonzero(chosen) == sharing:
                 break
-        for b, signal in enumerate(signals):
-            if decoding[b]:
-                self._probes[b] = _probe(signal, bool(chosen[b]))
+        self._probe(signals, decoding, chosen, rows)
         self._correction[self._probes] = 1.0  # as if it were new, or it would not draft anything
         self._drafts = chosen | self._probes
         if self._drafts.any():
             drafted = int(rows[self._drafts].sum())
             self.seconds += costs.first(base_rows + drafted) - (costs.first(base_rows) if base_rows else 0.0)
         return gains
+
+    def _probe(self, signals: list[CostSignal], decoding: np.ndarray, chosen: np.ndarray, rows: np.ndarray) -> None:
+        """Set which requests are probed, as long as there is credit."""
+        costs, policy = self._costs, self._policy
+        passing = int(rows[~decoding | chosen].sum())
+        for b in np.flatnonzero(decoding).tolist():
+            self._probes[b] = _is_probed(signals[b], bool(chosen[b]), policy.credit > 0)
+            if self._probes[b]:
+                before, passing = passing, passing + int(rows[b])
+                seconds = costs.first(passing) - (costs.first(before) if before else 0.0)
+                seconds += costs.target(self._requests + 1) - costs.target(self._requests)
+                policy.credit -= seconds / (costs.overhead + costs.target(self._requests))
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         return [self._policy.shape if drafts else NO_TREE for drafts in self.drafts]
@@ -237,14 +257,14 @@ class _CostAware(Drafting):
         )
 
 
-def _probe(signal: CostSignal, pays: bool) -> bool:
+def _is_probed(signal: CostSignal, pays: bool, affordable: bool) -> bool:
     """Whether a request is probed in this step; sets when it is next."""
     signal.probing = False
     if pays:
         signal.pause = signal.wait = max(1, signal.pause // 2)
     elif signal.wait > 0:
         signal.wait -= 1
-    else:
+    elif affordable:
         signal.probing = True
         signal.pause = signal.wait = min(LONGEST_WAIT, 2 * signal.pause)
     return signal.probing

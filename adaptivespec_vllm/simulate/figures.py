@@ -17,7 +17,7 @@ from adaptivespec_vllm.simulate.recording import CHILDREN, Recording
 from adaptivespec_vllm.simulate.replay import Tally, replay
 from adaptivespec_vllm.simulate.search import DEPTHS, Found, Search
 
-FACTORS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+FACTORS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """How dear rows, or passes of the head, are made for the plot of the choice."""
 
 _OPTION = "--arms"

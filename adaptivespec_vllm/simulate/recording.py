@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ CHILDREN = 8
 
 NOT_TAKEN = -1
 _OPTION = "--recording"
+_NO_RECORDING = (ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading another file as a recording ends in."""
 _ARRAYS = {"log_probs": np.float16, "parents": np.int16, "ranks": np.int8, "taken": np.int8, "nodes": np.int32}
 
 
@@ -105,7 +108,7 @@ class Recording:
             return Recording(_texts(about.pop("texts"), arrays), about)
         except OSError as error:
             raise BadInput(_OPTION, str(path), f"{allowed} ({error.strerror or 'it cannot be read'})") from None
-        except (ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile):
+        except _NO_RECORDING:
             raise BadInput(_OPTION, str(path), f"{allowed} (this is none, or one of another version)") from None
 
 

@@ -22,7 +22,7 @@ from adaptivespec_vllm.types import MAX_TREE_NODES, MAX_TREE_ROWS, TreeShape
 
 DEPTHS = range(1, 11)
 WIDTHS = range(1, CHILDREN + 1)
-NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 59, 63)
+NODES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 59, 63)
 _OUT = MAX_TREE_NODES
 """Rank of what no tree keeps."""
 

@@ -50,7 +50,7 @@ class CostSignal(RequestSignal):
     expected: float = 0.0
     """Those that should have been by what holds for all requests."""
     wait: int = 1
-    """Steps to pass before a request that does not pay is probed."""
+    """Steps to pass before a request that does not pay is probed; below 0, it is due."""
     pause: int = 1
     """Steps to pass after a probe that does not pay either."""
     probing: bool = False
@@ -60,6 +60,19 @@ class CostSignal(RequestSignal):
     def correction(self) -> float:
         """Factor on ``g``: how much better or worse than expected the draft does for this request."""
         return (self.taken + _STRENGTH) / (self.expected + _STRENGTH)
+
+    def count_down(self, pays: bool) -> None:
+        """One more step, in which drafting pays or does not."""
+        self.probing = False
+        if pays:
+            self.pause = self.wait = max(1, self.pause // 2)
+        else:
+            self.wait -= 1
+
+    def probe(self) -> None:
+        """It drafts all the same; the next time it is twice as long until then."""
+        self.probing = True
+        self.pause = self.wait = min(LONGEST_WAIT, 2 * self.pause)
 
 
 class CostAwarePolicy(TreePolicy):
@@ -211,16 +224,21 @@ class _CostAware(Drafting):
         return gains
 
     def _probe(self, signals: list[CostSignal], decoding: np.ndarray, chosen: np.ndarray, rows: np.ndarray) -> None:
-        """Set which requests are probed, as long as there is credit."""
+        """Set which requests are probed: those that it is time for, the longest overdue first, as credit lasts."""
         costs, policy = self._costs, self._policy
-        passing = int(rows[~decoding | chosen].sum())
         for b in np.flatnonzero(decoding).tolist():
-            self._probes[b] = _is_probed(signals[b], bool(chosen[b]), policy.credit > 0)
-            if self._probes[b]:
-                before, passing = passing, passing + int(rows[b])
-                seconds = costs.first(passing) - (costs.first(before) if before else 0.0)
-                seconds += costs.target(self._requests + 1) - costs.target(self._requests)
-                policy.credit -= seconds / (costs.overhead + costs.target(self._requests))
+            signals[b].count_down(bool(chosen[b]))
+        due = [b for b in np.flatnonzero(decoding & ~chosen).tolist() if signals[b].wait < 0]
+        passing = int(rows[~decoding | chosen].sum())
+        for b in sorted(due, key=lambda b: signals[b].wait):
+            if policy.credit <= 0:
+                break
+            signals[b].probe()
+            self._probes[b] = True
+            before, passing = passing, passing + int(rows[b])
+            seconds = costs.first(passing) - (costs.first(before) if before else 0.0)
+            seconds += costs.target(self._requests + 1) - costs.target(self._requests)
+            policy.credit -= seconds / (costs.overhead + costs.target(self._requests))
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         return [self._policy.shape if drafts else NO_TREE for drafts in self.drafts]
@@ -255,16 +273,3 @@ class _CostAware(Drafting):
         return choice.nodes_to_keep(
             candidates, self._requests, self.rate, self._costs.target, self._probes if self._probes.any() else None
         )
-
-
-def _is_probed(signal: CostSignal, pays: bool, affordable: bool) -> bool:
-    """Whether a request is probed in this step; sets when it is next."""
-    signal.probing = False
-    if pays:
-        signal.pause = signal.wait = max(1, signal.pause // 2)
-    elif signal.wait > 0:
-        signal.wait -= 1
-    elif affordable:
-        signal.probing = True
-        signal.pause = signal.wait = min(LONGEST_WAIT, 2 * signal.pause)
-    return signal.probing

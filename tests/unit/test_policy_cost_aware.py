@@ -15,7 +15,7 @@ from adaptivespec_vllm import ops
 from adaptivespec_vllm.config import AdaptiveSpecConfig, resolve
 from adaptivespec_vllm.draft import LevelRows, expand_trees
 from adaptivespec_vllm.policy import make_policy, replay
-from adaptivespec_vllm.policy.cost_aware import LONGEST_WAIT, CostAwarePolicy, CostSignal
+from adaptivespec_vllm.policy.cost_aware import LONGEST_WAIT, PROBE_CREDIT, PROBE_SHARE, CostAwarePolicy, CostSignal
 from adaptivespec_vllm.policy.costs import UNMEASURED, Costs, CostTable
 from adaptivespec_vllm.policy.recording import Event, Recorded
 from adaptivespec_vllm.types import NO_TREE, NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
@@ -122,6 +122,24 @@ class TestGivingUp:
             policy.observe({"a": NOTHING_DRAFTED})
         assert drafted[0] == 1
         assert np.diff(drafted).tolist()[:8] == [3, 5, 9, 17, 33, 65, 65, 65]
+
+    def test_probes_take_a_small_share_of_the_time_however_dear_they_are(self):
+        dear = Costs(linear(10, 0.05), linear(80, 0.1), linear(2, 0.1))
+        world, policy = World([GOOD], dear), policy_of(dear)
+        assert world.run(policy, 1500) > 0.96 * 1 / dear.target(1)
+        assert 2 <= world.head_passes <= 1500 * PROBE_SHARE / 8 + PROBE_CREDIT
+
+    def test_requests_share_what_probes_may_take(self):
+        """Row by row one step of plain decoding each: the second in line waits for credit, and then has its turn."""
+        policy = policy_of(Costs(linear(1, 20), linear(40, 0.3), linear(0.9, 0.3)))
+        probed = []
+        for _ in range(600):
+            drafting = policy.begin(["a", "b"], [True, True])
+            probed.append(tuple(drafting.drafts))
+            policy.observe({"a": NOTHING_DRAFTED, "b": NOTHING_DRAFTED})
+        in_all = [sum(column) for column in zip(*probed, strict=True)]
+        assert min(in_all) >= 3 and max(in_all) <= 1.5 * min(in_all)
+        assert sum(in_all) < 600 * PROBE_SHARE + 2 * PROBE_CREDIT
 
     def test_a_probe_verifies_one_node_at_least(self):
         policy = policy_of(TOO_DEAR)

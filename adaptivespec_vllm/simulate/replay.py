@@ -10,13 +10,11 @@ import numpy as np
 import torch
 
 from adaptivespec_vllm.draft import LevelRows, expand_trees
+from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF
 from adaptivespec_vllm.policy.base import TreePolicy
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.simulate.recording import NOT_TAKEN, Position, RecordedText, Recording
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback
-
-MOST_PUT_OFF = 64
-"""Rows of a request that does not draft which may wait for the head's first pass, as in the engine."""
 
 _UNLIKELY = -20.0
 """Log-probability of children that were not recorded: no text goes on with them."""

@@ -13,12 +13,13 @@ from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.bench.result import ALL_KINDS
 from adaptivespec_vllm.config import MAX_EXPANDED_NODES, resolve
 from adaptivespec_vllm.draft import LevelRows
+from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import TreePolicy
 from adaptivespec_vllm.policy.costs import Costs, CostTable
 from adaptivespec_vllm.simulate.figures import choices, policy_maker, simulate, swept
 from adaptivespec_vllm.simulate.recording import Recording
-from adaptivespec_vllm.simulate.replay import MOST_PUT_OFF, RecordedHead, accepted_path, groups, replay
+from adaptivespec_vllm.simulate.replay import RecordedHead, accepted_path, groups, replay
 from adaptivespec_vllm.simulate.search import Search, shapes
 from adaptivespec_vllm.simulate.tables import SHIPPED, costs_of, with_head, with_rows
 from adaptivespec_vllm.types import DraftTree, TreeShape

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from adaptivespec_vllm.draft import LevelRows, expand_trees
-from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF
 from adaptivespec_vllm.policy.base import TreePolicy
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.simulate.recording import NOT_TAKEN, Position, RecordedText, Recording
@@ -203,9 +202,12 @@ class _Request:
 def _draft_and_verify(
     running: list[_Request], policy: TreePolicy, costs: Costs, tally: Tally
 ) -> tuple[list[DraftTree], list[StepFeedback]]:
-    """One step but for its target pass: the head's time goes into the tally."""
+    """One step but for its target pass: the head's time goes into the tally.
+
+    Rows of requests that do not draft wait until they do, as in an engine that has room for them.
+    """
     drafting = policy.begin([r.name for r in running], [True] * len(running), [r.rows for r in running])
-    passing = [r for r, drafts in zip(running, drafting.drafts, strict=True) if drafts or r.rows > MOST_PUT_OFF]
+    passing = [r for r, drafts in zip(running, drafting.drafts, strict=True) if drafts]
     if passing:
         tally.seconds += costs.first(sum(r.rows for r in passing))
         tally.first_passes += len(passing)

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from adaptivespec_vllm.engine.v1 import first_pass, memory
 from adaptivespec_vllm.engine.v1.head import MOST_ROWS
 from adaptivespec_vllm.engine.v1.memory import memory_needs
 from tests.e2e import tiny
@@ -117,6 +118,8 @@ def test_first_passes_on_packed_weights_share_the_scratch(make_llm: Callable[...
 
 def test_a_full_backlog_is_what_was_counted(full: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(full)
+    for module in (first_pass, memory):
+        monkeypatch.setattr(module, "PUT_OFF_BYTES", 0)
     monkeypatch.setattr(runner, "policy", Sometimes(runner.settings, 10_000))
     watched = Watched(runner, monkeypatch)
     prompts = random_prompts(REQUESTS, seed=502, shortest=9, longest=9)

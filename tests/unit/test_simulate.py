@@ -13,7 +13,6 @@ from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.bench.result import ALL_KINDS
 from adaptivespec_vllm.config import MAX_EXPANDED_NODES, resolve
 from adaptivespec_vllm.draft import LevelRows
-from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import TreePolicy
 from adaptivespec_vllm.policy.costs import Costs, CostTable
@@ -146,11 +145,12 @@ class TestTime:
         assert emitted == 6
         assert policy.signals == {}  # every request was forgotten
 
-    def test_rows_that_were_put_off_too_long_are_run_all_the_same(self, tmp_path: Path) -> None:
+    def test_only_probes_have_a_first_pass_where_drafting_never_pays(self, tmp_path: Path) -> None:
         dear = Costs(COSTS.target, CostTable([(1, 1e4), (2, 1e4 + 1)]), COSTS.level)
-        text = {"a/0": [position([], levels=1)] * (3 * MOST_PUT_OFF)}
+        text = {"a/0": [position([], levels=1)] * 192}
         ((_, tally),) = replay(recording(tmp_path / "r.npz", text), make_policy(resolve({}), dear), dear)
-        assert 3 <= tally.first_passes <= 5
+        assert tally.tokens == 192
+        assert tally.first_passes <= 4
 
 
 class TestBatches:

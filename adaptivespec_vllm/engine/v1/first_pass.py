@@ -33,6 +33,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + self.positions.nbytes + self.hidden.nbytes
+
     def part(self, first: int, end: int) -> Rows:
         """A view of some rows."""
         return Rows(self.tokens[first:end], self.positions[first:end], self.hidden[first:end])
@@ -53,14 +57,29 @@ class Rows:
 
 
 MOST_PUT_OFF = 64
-"""Rows of a request that may wait; as many steps without drafting, or the end of a short prompt."""
+"""Rows of a request that may wait in any case; as many steps without drafting, or the end of a short prompt."""
+
+PUT_OFF_BYTES = 128 << 20
+"""More of them may wait while those of all requests take less."""
 
 
 class Backlog:
-    """Rows that were put off, by request."""
+    """Rows that were put off, by request.
 
-    def __init__(self) -> None:
+    Args:
+        most: rows of a request that fit into one pass.
+
+    """
+
+    def __init__(self, most: int) -> None:
         self._parts: dict[str, list[Rows]] = {}
+        self._most = most
+        self._bytes = 0
+
+    @property
+    def limit(self) -> int:
+        """Rows of a request that may wait now."""
+        return self._most if self._bytes < PUT_OFF_BYTES else min(self._most, MOST_PUT_OFF)
 
     def __len__(self) -> int:
         """Requests that have rows waiting."""
@@ -79,14 +98,17 @@ class Backlog:
     def put(self, request: str, rows: Rows) -> None:
         """Put rows off, behind those that wait already."""
         self._parts.setdefault(request, []).append(rows.kept())
+        self._bytes += rows.nbytes
 
     def take(self, request: str) -> list[Rows]:
         """What was put off, in order; it is no longer here."""
-        return self._parts.pop(request, [])
+        parts = self._parts.pop(request, [])
+        self._bytes -= sum(part.nbytes for part in parts)
+        return parts
 
     def forget(self, request: str) -> None:
         """The request has ended, or begins anew."""
-        self._parts.pop(request, None)
+        self.take(request)
 
 
 def slots_of(positions: torch.Tensor, block_row: torch.Tensor, block_size: int) -> torch.Tensor:

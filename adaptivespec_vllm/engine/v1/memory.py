@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from adaptivespec_vllm.config import MAX_EXPANDED_NODES
-from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF
+from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF, PUT_OFF_BYTES
 from adaptivespec_vllm.engine.v1.head import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ def memory_needs(runner: TreeModelRunner) -> MemoryNeeds:
         logits=rows * runner.model_config.get_vocab_size() * dtype_bytes,
         first_pass=3 * most_rows * head.model.fc_input_size * dtype_bytes,
         levels=scratch_rows * head_kv * dtype_bytes + level_logits,
-        backlog=requests * MOST_PUT_OFF * row_waiting,
+        backlog=min(
+            requests * (most_rows // 2) * row_waiting, max(PUT_OFF_BYTES, requests * MOST_PUT_OFF * row_waiting)
+        ),
         kv_blocks=blocks,
         kv=blocks * sum(spec.page_size_bytes for spec in specs),
     )

@@ -15,7 +15,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
-from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF, Backlog, Rows, metadata_of, slots_of
+from adaptivespec_vllm.engine.v1.first_pass import Backlog, Rows, metadata_of, slots_of
 from adaptivespec_vllm.engine.v1.head import Eagle3Head
 from adaptivespec_vllm.types import NO_TREE, DraftTree, TreeShape
 
@@ -39,9 +39,7 @@ class TreeProposer(EagleProposer):
         """Positions that the head can tell apart."""
         self.head: Eagle3Head | None = None
         """Made of the loaded model."""
-        self.backlog = Backlog()
-        self._most_put_off = min(MOST_PUT_OFF, self.max_num_tokens // 2)
-        """Rows of a request that may wait: they have to fit into one pass when they are taken."""
+        self.backlog = Backlog(self.max_num_tokens // 2)
         self._chosen: list[int] = []
         """Requests of the last first pass, in its order."""
         self._first_pass: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -180,8 +178,8 @@ class TreeProposer(EagleProposer):
 
         What does not fit into the pass with its backlog waits once more, and does not draft.
         """
-        sampled = self.runner.sampled_requests()
-        needed = [not sampled[b] or drafts[b] or lengths[b] > self._most_put_off for b in range(len(lengths))]
+        sampled, limit = self.runner.sampled_requests(), self.backlog.limit
+        needed = [not sampled[b] or drafts[b] or lengths[b] > limit for b in range(len(lengths))]
         room = self.max_num_tokens - sum(n for n, s in zip(lengths, sampled, strict=True) if not s)
         chosen = []
         for b, length in enumerate(lengths):

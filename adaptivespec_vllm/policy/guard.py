@@ -31,15 +31,22 @@ class MarginAllowance(NamedTuple):
 STRICT = MarginAllowance(None, 0, 0.0)
 
 
+def withheld_by(guard: GuardConfig, signal: RequestSignal) -> str | None:
+    """The guard that makes a request strict, by its key; None where none does."""
+    if signal.acceptance < guard.min_acceptance:
+        return "min_acceptance"
+    if guard.max_regret is not None and signal.regret >= guard.max_regret:
+        return "max_regret"
+    return None
+
+
 def allowance(margin: MarginConfig | None, guard: GuardConfig, signal: RequestSignal) -> MarginAllowance:
     """Strict without a margin, at kappa 1, below ``guard.min_acceptance`` and once ``guard.max_regret`` is used up.
 
     ``kappa = 1`` is strict itself and not "a child as probable as the target's choice": only then is it the same, bit
     for bit, where two tokens tie.
     """
-    if margin is None or margin.kappa == 1.0 or signal.acceptance < guard.min_acceptance:
+    if margin is None or margin.kappa == 1.0 or withheld_by(guard, signal):
         return STRICT
     left = math.inf if guard.max_regret is None else guard.max_regret - signal.regret
-    if left <= 0.0:
-        return STRICT
     return MarginAllowance(math.log(1.0 / margin.kappa), margin.max_promotions_per_step, left)

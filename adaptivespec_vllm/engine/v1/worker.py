@@ -77,9 +77,9 @@ class AdaptiveSpecCPUWorker(CPUWorker):
 
     def adaptivespec_stats(self, reset: bool = True) -> dict[str, Any]:
         """Counters since the last reset (``WorkerStats``)."""
-        stats = self.model_runner.stats.as_dict()
+        stats = self.model_runner.totals.as_dict()
         if reset:
-            self.model_runner.stats = WorkerStats()
+            self.model_runner.totals = WorkerStats()
         return stats
 
     def adaptivespec_costs(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The metrics, in one list: the stat logger makes them from it, and ``docs/metrics.md`` and the dashboard are held to it."""
+"""The metrics in one list, which the stat logger, ``docs/metrics.md`` and the dashboard follow."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ METRICS = (
     Metric(
         "accepted_length",
         "histogram",
-        "Tokens that a request emitted in a step: accepted draft tokens and the target's own; 1 where it drafted nothing.",
+        "Tokens that a request emitted in a step: accepted draft tokens and the target's own; 1 without a draft.",
         "tokens",
         lambda stats: stats.lengths,
         buckets=LEVELS,

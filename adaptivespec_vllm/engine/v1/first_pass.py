@@ -60,15 +60,15 @@ class Backlog:
     """Rows that were put off, by request."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[Rows]] = {}
+        self.parts: dict[str, list[Rows]] = {}
 
     def __len__(self) -> int:
         """Requests that have rows waiting."""
-        return len(self._parts)
+        return len(self.parts)
 
     def waiting(self, request: str, position: int) -> int:
         """Rows of a request that lead up to a position. Those that do not (it was preempted since) are dropped."""
-        parts = self._parts.get(request)
+        parts = self.parts.get(request)
         if not parts:
             return 0
         if int(parts[-1].positions[-1]) + 1 != position:
@@ -78,15 +78,15 @@ class Backlog:
 
     def put(self, request: str, rows: Rows) -> None:
         """Put rows off, behind those that wait already."""
-        self._parts.setdefault(request, []).append(rows.kept())
+        self.parts.setdefault(request, []).append(rows.kept())
 
     def take(self, request: str) -> list[Rows]:
         """What was put off, in order; it is no longer here."""
-        return self._parts.pop(request, [])
+        return self.parts.pop(request, [])
 
     def forget(self, request: str) -> None:
         """The request has ended, or begins anew."""
-        self._parts.pop(request, None)
+        self.parts.pop(request, None)
 
 
 def slots_of(positions: torch.Tensor, block_row: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
+from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
@@ -48,7 +49,7 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
+        self.decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
         """What a step costs here, once it is measured; a file in the configuration wins over it."""
         self.configure(vllm_config.speculative_config.adaptivespec)
@@ -63,6 +64,7 @@ class TreeModelRunner(CPUModelRunner):
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
         self._attention_steps: list[TreeAttentionStep] = []
+        self.checks = integrity.wanted()
         self._records_requests = self.observability_config.per_request_spec_decode_metrics != "none"
 
     def configure(self, settings: AdaptiveSpecConfig) -> None:
@@ -70,8 +72,8 @@ class TreeModelRunner(CPUModelRunner):
         self.settings = settings
         self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
         self._overhead = Overhead()
-        if self._decision_log is not None:
-            self.policy = Recorded(self.policy, self._decision_log.write)
+        if self.decision_log is not None:
+            self.policy = Recorded(self.policy, self.decision_log.write)
         self.max_width = settings.max_width
 
     # --- start -------------------------------------------------------------------------------------------------
@@ -240,6 +242,8 @@ class TreeModelRunner(CPUModelRunner):
         """A step's output with what was counted in it."""
         counted, self.stats = self.stats, WorkerStats()
         self.totals.add(counted)
+        if self.checks:
+            integrity.check_integrity(self)
         promoted = {
             req_id: (self.promoted[req_id], self.policy.signal(req_id).regret)
             for req_id in self.input_batch.req_ids
@@ -253,6 +257,8 @@ class TreeModelRunner(CPUModelRunner):
         super()._update_states_after_model_execute(output_token_ids, scheduler_output)
         if self.step is None or self.step.result is None:
             return
+        if self.checks:
+            integrity.check_integrity(self)
         with self.stats.timed("commit"):
             self._commit(self.step)
         self._learn(self.step)

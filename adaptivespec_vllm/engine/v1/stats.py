@@ -18,7 +18,7 @@ from adaptivespec_vllm.types import DraftTree
 THINKING_BUDGET, STRUCTURED_OUTPUT = "thinking_budget", "structured_output"
 
 CHAIN_REASONS = (STRUCTURED_OUTPUT, THINKING_BUDGET, "no_tree", "moved_root", "other_tokens")
-"""Why a request's drafts are a chain: it needs one (the first two), or its list came back as no tree that was drafted."""
+"""Why drafts are a chain: the request needs one (the first two), or its list came back as no tree that was drafted."""
 
 
 @dataclass(slots=True)

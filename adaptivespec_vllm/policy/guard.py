@@ -31,11 +31,11 @@ class MarginAllowance(NamedTuple):
 STRICT = MarginAllowance(None, 0, 0.0)
 
 
-def withheld_by(guard: GuardConfig, signal: RequestSignal) -> str | None:
-    """The guard that makes a request strict, by its key; None where none does."""
+def held_back_by(margin: MarginConfig, guard: GuardConfig, signal: RequestSignal) -> str | None:
+    """The guard that keeps a request from some promotion that the margin allows, by its key; None where none does."""
     if signal.acceptance < guard.min_acceptance:
         return "min_acceptance"
-    if guard.max_regret is not None and signal.regret >= guard.max_regret:
+    if guard.max_regret is not None and guard.max_regret - signal.regret < math.log(1.0 / margin.kappa):
         return "max_regret"
     return None
 
@@ -46,7 +46,9 @@ def allowance(margin: MarginConfig | None, guard: GuardConfig, signal: RequestSi
     ``kappa = 1`` is strict itself and not "a child as probable as the target's choice": only then is it the same, bit
     for bit, where two tokens tie.
     """
-    if margin is None or margin.kappa == 1.0 or withheld_by(guard, signal):
+    if margin is None or margin.kappa == 1.0 or signal.acceptance < guard.min_acceptance:
         return STRICT
     left = math.inf if guard.max_regret is None else guard.max_regret - signal.regret
+    if left <= 0.0:
+        return STRICT
     return MarginAllowance(math.log(1.0 / margin.kappa), margin.max_promotions_per_step, left)

@@ -121,7 +121,7 @@ METRICS = (
     Metric(
         "guard_trips",
         "counter",
-        "Times that a guard of the margin rule made a request strict.",
+        "Times that a guard began to keep a request from promotions that the margin alone would allow.",
         "times",
         lambda stats: stats.guard_trips,
         label="guard",

@@ -33,7 +33,7 @@ from adaptivespec_vllm.engine.v1.stats import STRUCTURED_OUTPUT, THINKING_BUDGET
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.policy.guard import allowance, withheld_by
+from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
 from adaptivespec_vllm.verify import RequestMargin
@@ -320,16 +320,16 @@ class TreeModelRunner(CPUModelRunner):
             before = [self._trips(req_id) for req_id in feedbacks]
             self.policy.observe(feedbacks)
             for (breaker, guard), req_id in zip(before, feedbacks, strict=True):
-                opened, made_strict = self._trips(req_id)
+                opened, held_back = self._trips(req_id)
                 stats.breaker_trips += opened and not breaker
-                if made_strict is not None and guard is None:
-                    stats.guard_trips[made_strict] += 1
+                if held_back is not None and guard is None:
+                    stats.guard_trips[held_back] += 1
 
     def _trips(self, req_id: str) -> tuple[bool, str | None]:
-        """Whether a request's breaker is open, and the guard that makes it strict."""
+        """Whether a request's breaker is open, and the guard that holds its margin back."""
         signal, settings = self.policy.signal(req_id), self.settings
         open_breaker = signal.tripped and settings.tree.policy == "adaptive"  # no other policy minds it
-        return open_breaker, None if settings.margin is None else withheld_by(settings.guard, signal)
+        return open_breaker, settings.margin and held_back_by(settings.margin, settings.guard, signal)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM rewinds the noise of partly prefilled requests by an offset that generators on the CPU do not have. Ours

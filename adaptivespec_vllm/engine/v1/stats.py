@@ -39,7 +39,7 @@ class WorkerStats:
     """Log-probability (nats) that promotions gave up."""
     breaker_trips: int = 0
     guard_trips: Counter[str] = field(default_factory=Counter)
-    """Requests that a guard of the margin rule made strict, by the guard."""
+    """Times that a guard began to keep a request from promotions, by the guard."""
     accepted_at_depth: Counter[int] = field(default_factory=Counter)
     """Steps whose accepted path reached each depth."""
     lengths: Counter[int] = field(default_factory=Counter)

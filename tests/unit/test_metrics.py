@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from adaptivespec_vllm.config import ConfigError
+from adaptivespec_vllm.engine.decision_log import VARIABLE, DecisionLog
 from adaptivespec_vllm.engine.metrics.catalogue import METRICS, OVERHEAD, PREFIX, markdown_table
 from adaptivespec_vllm.engine.v1.stats import CHAIN_REASONS, WorkerStats
 from adaptivespec_vllm.types import DraftTree
@@ -121,3 +123,8 @@ class TestCounts:
         stats.record(TREE, 2, 1, 0.5)
         stats.chains["no_tree"] += 1
         assert WorkerStats.of(stats.as_dict()) == stats
+
+
+def test_a_decision_log_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{VARIABLE}: {tmp_path} cannot be written \(Is a directory\)"):
+        DecisionLog(tmp_path)

@@ -59,7 +59,7 @@ class Watched:
         self.see("levels", logits, *(attention.scratch for attention in self._runner.drafter.head._attention))
 
     def _backlog(self, backlog: Any) -> None:
-        parts = [part for parts in backlog._parts.values() for part in parts]
+        parts = [part for parts in backlog.parts.values() for part in parts]
         self.see("backlog", *(t for part in parts for t in (part.tokens, part.positions, part.hidden)))
 
     @staticmethod

@@ -42,8 +42,8 @@ class Server:
             env=environment | {"VLLM_LOGGING_LEVEL": "INFO"},
         )
 
-    def wait(self) -> None:
-        end = time.monotonic() + START_SECONDS
+    def wait(self, seconds: float = START_SECONDS) -> None:
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -124,6 +125,9 @@ def test_the_log_has_a_line_an_interval(
     import logging
 
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(
+        counted.llm_engine, "_last_log_time", math.inf, raising=False
+    )  # no interval ends while decoding
     logger = next(
         one for one in counted.llm_engine.logger_manager.stat_loggers if type(one).__name__ == "TreeStatLogger"
     )

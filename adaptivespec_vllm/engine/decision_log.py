@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from adaptivespec_vllm.config import ConfigError
 from adaptivespec_vllm.policy.recording import Event
 
 VARIABLE = "VLLM_ADAPTIVESPEC_DECISION_LOG"
@@ -19,7 +20,11 @@ class DecisionLog:
     """Appends events to a file, a line each, complete at every event."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self.path = path
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(f"{VARIABLE}: {path} cannot be written ({error.strerror}); allowed: a file") from None
 
     @staticmethod
     def from_environment() -> DecisionLog | None:

@@ -98,6 +98,14 @@ V2_UNSUPPORTED = Seam(
     "front",
 )
 
+UPDATE_FROM_OUTPUT = Seam(
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output", "a worker's counts go on with vLLM's own", "front"
+)
+STAT_LOGGER_MANAGER = Seam("vllm.v1.metrics.loggers:StatLoggerManager.__init__", "our metrics beside vLLM's", "front")
+PROCESS_OUTPUTS = Seam(
+    "vllm.v1.engine.output_processor:OutputProcessor.process_outputs", "promoted tokens in a request's record", "front"
+)
+
 SUPPORTED_MODELS = Seam(
     "vllm.model_executor.models:ModelRegistry.get_supported_archs", "whether vLLM has a class for a head", "front"
 )
@@ -122,6 +130,15 @@ SEAMS: list[Seam] = [
     CREATE_ENGINE_CONFIG,
     CREATE_SPECULATIVE_CONFIG,
     V2_UNSUPPORTED,
+    UPDATE_FROM_OUTPUT,
+    STAT_LOGGER_MANAGER,
+    PROCESS_OUTPUTS,
+    Seam("vllm.v1.metrics.stats:SchedulerStats.kv_connector_stats", "carries a step's counts", "front"),
+    Seam("vllm.v1.engine:EngineCoreOutput.kv_transfer_params", "carries what became of a request", "front"),
+    Seam("vllm.v1.metrics.stats:RequestSpecDecodeMetrics.to_dict", "a request's record in the response", "front"),
+    Seam("vllm.v1.metrics.loggers:AggregateStatLoggerBase", "our stat logger is one", "front"),
+    Seam("vllm.v1.metrics.loggers:PrometheusStatLogger._histogram_cls", "kinds of metrics, Ray's or not", "front"),
+    Seam("vllm.v1.outputs:ModelRunnerOutput", "carries a step's counts"),
     Seam("vllm.config.speculative:SpeculativeConfig", "our configuration is a subclass", "front"),
     Seam("vllm.config.speculative:SpeculativeConfig.compute_hash", "our settings enter the hash", "front"),
     Seam("vllm.config.utils:config", "decorator of vLLM's configuration classes", "front"),

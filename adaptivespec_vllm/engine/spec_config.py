@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load, reason, shortened, shown
 from adaptivespec_vllm.engine import head, seams
+from adaptivespec_vllm.engine.metrics import carry
 
 WORKERS = {"cpu": "adaptivespec_vllm.engine.v1.worker.AdaptiveSpecCPUWorker"}
 """Worker class of each supported platform."""
@@ -54,6 +55,11 @@ class AdaptiveSpecSpeculativeConfig(SpeculativeConfig):
 
     adaptivespec: SkipValidation[AdaptiveSpecConfig] = Field(default=None)  # type: ignore[assignment]
     """Settings of the method; always set when built by :func:`build`."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A process that is sent this configuration passes on what workers count, or shows it."""
+        self.__dict__.update(state)
+        carry.install()
 
     def compute_hash(self) -> str:
         """vLLM's hash with every setting of ours but the head's name, which vLLM's own part covers."""
@@ -120,6 +126,7 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
         name = shortened(str(settings.model), 240)
         raise ConfigError(f"speculative_config with model {name!r}: {reason(error)}") from error
     target_parallel.worker_cls = worker
+    carry.install()
     return config
 
 

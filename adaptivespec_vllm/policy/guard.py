@@ -31,6 +31,15 @@ class MarginAllowance(NamedTuple):
 STRICT = MarginAllowance(None, 0, 0.0)
 
 
+def held_back_by(margin: MarginConfig, guard: GuardConfig, signal: RequestSignal) -> str | None:
+    """The guard that keeps a request from some promotion that the margin allows, by its key; None where none does."""
+    if signal.acceptance < guard.min_acceptance:
+        return "min_acceptance"
+    if guard.max_regret is not None and guard.max_regret - signal.regret < math.log(1.0 / margin.kappa):
+        return "max_regret"
+    return None
+
+
 def allowance(margin: MarginConfig | None, guard: GuardConfig, signal: RequestSignal) -> MarginAllowance:
     """Strict without a margin, at kappa 1, below ``guard.min_acceptance`` and once ``guard.max_regret`` is used up.
 

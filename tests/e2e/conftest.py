@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_ADAPTIVESPEC_CHECK", "1")
 os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over kv_cache_memory_bytes, for every engine
 
 from tests.e2e import tiny

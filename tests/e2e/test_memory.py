@@ -60,7 +60,7 @@ class Watched:
         self.see("levels", logits, *(attention.scratch for attention in self._runner.drafter.head._attention))
 
     def _backlog(self, backlog: Any) -> None:
-        parts = [part for parts in backlog._parts.values() for part in parts]
+        parts = [part for parts in backlog.parts.values() for part in parts]
         self.see("backlog", *(t for part in parts for t in (part.tokens, part.positions, part.hidden)))
 
     @staticmethod
@@ -120,7 +120,9 @@ def test_a_full_backlog_is_what_was_counted(full: Any, monkeypatch: pytest.Monke
     runner = runner_of(full)
     for module in (first_pass, memory):
         monkeypatch.setattr(module, "PUT_OFF_BYTES", 0)
-    monkeypatch.setattr(runner, "policy", Sometimes(runner.settings, 10_000))
+    policy = Sometimes(runner.settings, 10_000)
+    policy.signals = runner.policy.signals  # requests that end meanwhile are forgotten by both
+    monkeypatch.setattr(runner, "policy", policy)
     watched = Watched(runner, monkeypatch)
     prompts = random_prompts(REQUESTS, seed=502, shortest=9, longest=9)
     generate(full, prompts, greedy(150))

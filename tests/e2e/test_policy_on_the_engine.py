@@ -37,7 +37,7 @@ def test_logged_decisions_are_what_the_policy_says(
 
 
 def test_no_log_unless_asked_for(trees: Any) -> None:
-    assert runner_of(trees)._decision_log is None
+    assert runner_of(trees).decision_log is None
 
 
 def test_reference_ops_decode_the_same(

@@ -128,7 +128,7 @@ def test_rows_that_wait_fit_into_a_small_pass(
 
     def put(request: str, rows: Any) -> None:
         own(request, rows)
-        longest.append(sum(map(len, drafter.backlog._parts[request])))
+        longest.append(sum(map(len, drafter.backlog.parts[request])))
 
     monkeypatch.setattr(drafter.backlog, "put", put)
     prompts = random_prompts(4, seed=303)

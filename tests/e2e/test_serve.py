@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -41,8 +42,8 @@ class Server:
             env=environment | {"VLLM_LOGGING_LEVEL": "INFO"},
         )
 
-    def wait(self) -> None:
-        end = time.monotonic() + START_SECONDS
+    def wait(self, seconds: float = START_SECONDS) -> None:
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break
@@ -111,10 +112,29 @@ def test_concurrent_clients_get_the_text_of_a_lone_one(server: Server) -> None:
     assert all(answer["usage"]["completion_tokens"] <= 24 for answer in together)
 
 
-def test_log_says_what_is_on(server: Server) -> None:
+def test_log_says_what_is_on(server: Server, demo: Any) -> None:
     log = server.log.read_text()
-    assert "AdaptiveSpec" in log and "on the V1 model runner" in log
-    assert "verification is lossless" in log
+    assert len(re.findall(r"AdaptiveSpec \S+ is on", log)) == 1
+    for line in (
+        r"method +EAGLE-3 draft trees on the V1 model runner, policy cost-aware",
+        rf"head +{re.escape(str(demo.head))}, levels on packed weights",
+        r"shapes +at most 24 nodes, 8 deep, 4 wide",
+        r"verification +lossless: only the target's own choices are accepted",
+        r"attention +vLLM's CPU kernel '\w+'",
+    ):
+        assert re.search(line, log), line
+    assert not re.search(r"WARNING .*AdaptiveSpec verification", log)
+
+
+def test_log_has_a_line_an_interval(server: Server) -> None:
+    server.complete(PROMPTS[0])
+    for _ in range(30):
+        if found := re.search(
+            r"AdaptiveSpec metrics: Mean accepted length: [\d.]+, Mean tree: .*", server.log.read_text()
+        ):
+            break
+        time.sleep(1)
+    assert found is not None, "vLLM's own interval is 10 seconds"
 
 
 def test_vllms_own_metrics_count_trees(server: Server) -> None:

@@ -72,7 +72,7 @@ class Backlog:
     """
 
     def __init__(self, most: int) -> None:
-        self._parts: dict[str, list[Rows]] = {}
+        self.parts: dict[str, list[Rows]] = {}
         self._most = most
         self._bytes = 0
 
@@ -83,11 +83,11 @@ class Backlog:
 
     def __len__(self) -> int:
         """Requests that have rows waiting."""
-        return len(self._parts)
+        return len(self.parts)
 
     def waiting(self, request: str, position: int) -> int:
         """Rows of a request that lead up to a position. Those that do not (it was preempted since) are dropped."""
-        parts = self._parts.get(request)
+        parts = self.parts.get(request)
         if not parts:
             return 0
         if int(parts[-1].positions[-1]) + 1 != position:
@@ -97,12 +97,12 @@ class Backlog:
 
     def put(self, request: str, rows: Rows) -> None:
         """Put rows off, behind those that wait already."""
-        self._parts.setdefault(request, []).append(rows.kept())
+        self.parts.setdefault(request, []).append(rows.kept())
         self._bytes += rows.nbytes
 
     def take(self, request: str) -> list[Rows]:
         """What was put off, in order; it is no longer here."""
-        parts = self._parts.pop(request, [])
+        parts = self.parts.pop(request, [])
         self._bytes -= sum(part.nbytes for part in parts)
         return parts
 

@@ -6,6 +6,7 @@ step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,18 @@ from adaptivespec_vllm.attention import LayoutError, TreeRows
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
+from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
+from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
-from adaptivespec_vllm.engine.v1.stats import WorkerStats
+from adaptivespec_vllm.engine.v1.stats import STRUCTURED_OUTPUT, THINKING_BUDGET, WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.policy.guard import allowance
+from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
 from adaptivespec_vllm.verify import RequestMargin
@@ -46,25 +49,31 @@ class TreeModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
+        self.decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
         """What a step costs here, once it is measured; a file in the configuration wins over it."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
         self.stats = WorkerStats()
+        """Counts of this step; they leave with its output."""
+        self.totals = WorkerStats()
+        self.promoted: Counter[str] = Counter()
+        """Promoted tokens by request, since it began."""
         self.step: Step | None = None
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
         self._attention_steps: list[TreeAttentionStep] = []
+        self.checks = integrity.wanted()
+        self._records_requests = self.observability_config.per_request_spec_decode_metrics != "none"
 
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
         self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
         self._overhead = Overhead()
-        if self._decision_log is not None:
-            self.policy = Recorded(self.policy, self._decision_log.write)
+        if self.decision_log is not None:
+            self.policy = Recorded(self.policy, self.decision_log.write)
         self.max_width = settings.max_width
 
     # --- start -------------------------------------------------------------------------------------------------
@@ -121,6 +130,7 @@ class TreeModelRunner(CPUModelRunner):
         self.pending.pop(req_id, None)
         self.drafter.backlog.forget(req_id)
         self.policy.forget(req_id)
+        self.promoted.pop(req_id, None)
 
     def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
         """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
@@ -139,7 +149,8 @@ class TreeModelRunner(CPUModelRunner):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         with self.stats.timed("execute/prepare"):
             num_reqs, rows = self.input_batch.num_reqs, int(num_scheduled_tokens.sum())
-            if follows_drafts(self.input_batch.sampling_metadata):
+            chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
+            if chain_for_all:
                 self.pending.clear()  # the drafts of this step are verified as chains
             self.step = step = match_trees(
                 self.pending,
@@ -149,7 +160,8 @@ class TreeModelRunner(CPUModelRunner):
                 num_scheduled_tokens,
                 self.input_ids.cpu[:rows].numpy(),
             )
-            self.stats.chains.update(step.lost)
+            chains = {THINKING_BUDGET: step.lost.total()} if chain_for_all and step.lost else step.lost
+            self.stats.chains.update(chains)
             step.slots = [table.slot_mapping.gpu[:rows].clone() for table in self.input_batch.block_table.block_tables]
             if step.has_trees:
                 self._place_trees(step)
@@ -222,9 +234,22 @@ class TreeModelRunner(CPUModelRunner):
                 output = super().sample_tokens(grammar_output)
                 if self._decides_by_measured_costs() and self.step is not None and all(self.step.deferred):
                     self._overhead.end(self.costs.target(self.step.num_rows) + self.drafting.seconds)
-                return output
             finally:
                 self.step = None
+        return self._with_counts(output)
+
+    def _with_counts(self, output: Any) -> Any:
+        """A step's output with what was counted in it."""
+        counted, self.stats = self.stats, WorkerStats()
+        self.totals.add(counted)
+        if self.checks:
+            integrity.check_integrity(self)
+        promoted = {
+            req_id: (self.promoted[req_id], self.policy.signal(req_id).regret)
+            for req_id in self.input_batch.req_ids
+            if self._records_requests and req_id in self.promoted
+        }
+        return TreeRunnerOutput.of(output, counted, promoted)
 
     def _update_states_after_model_execute(
         self, output_token_ids: torch.Tensor, scheduler_output: SchedulerOutput
@@ -232,6 +257,8 @@ class TreeModelRunner(CPUModelRunner):
         super()._update_states_after_model_execute(output_token_ids, scheduler_output)
         if self.step is None or self.step.result is None:
             return
+        if self.checks:
+            integrity.check_integrity(self)
         with self.stats.timed("commit"):
             self._commit(self.step)
         self._learn(self.step)
@@ -266,24 +293,17 @@ class TreeModelRunner(CPUModelRunner):
         columns = zip(result.lengths.tolist(), result.promotions.tolist(), result.regrets.tolist(), strict=True)
         stats = self.stats
         stats.engine_steps += 1
+        stats.plain_engine_steps += not any(map(len, step.trees))
         sampled = self.sampled_requests()
         feedbacks: dict[str, StepFeedback] = {}
         for b, (accepted, promotions, regret) in enumerate(columns):
             if not sampled[b]:
                 continue
-            tree = step.trees[b]
-            depths = tree.depths()
-            depth = max(depths, default=0)
-            stats.steps += 1
-            stats.emitted += accepted + 1
-            stats.accepted += accepted
-            stats.accepted_at_depth.update(range(1, accepted + 1))
-            stats.drafted_nodes += len(tree)
-            stats.drafted_depth += depth
-            stats.drafted_width += max((depths.count(d) for d in range(1, depth + 1)), default=0)
-            stats.promotions += promotions
-            stats.regret += regret
-            feedbacks[self.input_batch.req_ids[b]] = (
+            req_id, tree = self.input_batch.req_ids[b], step.trees[b]
+            depth = stats.record(tree, accepted, promotions, regret)
+            if promotions:
+                self.promoted[req_id] += promotions
+            feedbacks[req_id] = (
                 StepFeedback(
                     tree.confidence,
                     depth,
@@ -296,7 +316,20 @@ class TreeModelRunner(CPUModelRunner):
                 if step.drafted[b] and len(tree)
                 else NOTHING_DRAFTED
             )
-        self.policy.observe(feedbacks)
+        with stats.timed("learn"):
+            before = [self._trips(req_id) for req_id in feedbacks]
+            self.policy.observe(feedbacks)
+            for (breaker, guard), req_id in zip(before, feedbacks, strict=True):
+                opened, held_back = self._trips(req_id)
+                stats.breaker_trips += opened and not breaker
+                if held_back is not None and guard is None:
+                    stats.guard_trips[held_back] += 1
+
+    def _trips(self, req_id: str) -> tuple[bool, str | None]:
+        """Whether a request's breaker is open, and the guard that holds its margin back."""
+        signal, settings = self.policy.signal(req_id), self.settings
+        open_breaker = signal.tripped and settings.tree.policy == "adaptive"  # no other policy minds it
+        return open_breaker, settings.margin and held_back_by(settings.margin, settings.guard, signal)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM rewinds the noise of partly prefilled requests by an offset that generators on the CPU do not have. Ours
@@ -364,6 +397,8 @@ class TreeModelRunner(CPUModelRunner):
         chosen = []
         for req_id, shape in zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True):
             if shape.nodes and (chain_for_all or self._needs_chain(req_id)):
+                if shape.width > 1 and not chain_for_all:
+                    self.stats.chains[STRUCTURED_OUTPUT] += 1
                 depth = min(shape.depth, shape.nodes)
                 shape = TreeShape(depth, 1, depth)
             chosen.append(shape)

@@ -1,20 +1,33 @@
-"""Counters of a worker, read and reset through ``collective_rpc("adaptivespec_stats")``."""
+"""What a worker counts: of one engine step, and summed up.
+
+A step's counts go to the front end with its tokens (:mod:`adaptivespec_vllm.engine.metrics`); their sums are read and
+reset through ``collective_rpc("adaptivespec_stats")``.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from adaptivespec_vllm.types import DraftTree
+
+THINKING_BUDGET, STRUCTURED_OUTPUT = "thinking_budget", "structured_output"
+
+CHAIN_REASONS = (STRUCTURED_OUTPUT, THINKING_BUDGET, "no_tree", "moved_root", "other_tokens")
+"""Why drafts are a chain: the request needs one (the first two), or its list came back as no tree that was drafted."""
+
 
 @dataclass(slots=True)
 class WorkerStats:
-    """Sums since the last reset; a *step* is one request's share of an engine step in which it emitted tokens."""
+    """Counts and sums; a *step* is one request's share of an engine step in which it emitted tokens."""
 
     engine_steps: int = 0
+    plain_engine_steps: int = 0
+    """Those in which no draft node was verified."""
     steps: int = 0
     emitted: int = 0
     accepted: int = 0
@@ -23,10 +36,20 @@ class WorkerStats:
     drafted_width: int = 0
     promotions: int = 0
     regret: float = 0.0
+    """Log-probability (nats) that promotions gave up."""
+    breaker_trips: int = 0
+    guard_trips: Counter[str] = field(default_factory=Counter)
+    """Times that a guard began to keep a request from promotions, by the guard."""
     accepted_at_depth: Counter[int] = field(default_factory=Counter)
     """Steps whose accepted path reached each depth."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Steps by emitted tokens."""
+    nodes: Counter[int] = field(default_factory=Counter)
+    """Steps by nodes of their tree; this and the next two only of steps that had one."""
+    depths: Counter[int] = field(default_factory=Counter)
+    widths: Counter[int] = field(default_factory=Counter)
     chains: Counter[str] = field(default_factory=Counter)
-    """Lists of draft tokens that were taken as chains, by reason."""
+    """Trees that became chains, by reason."""
     seconds: Counter[str] = field(default_factory=Counter)
     """Wall-clock by section; sections nest as their names do (``target/attention`` is part of ``target``)."""
 
@@ -39,7 +62,41 @@ class WorkerStats:
         finally:
             self.seconds[section] += time.perf_counter() - started
 
+    def record(self, tree: DraftTree, accepted: int, promotions: int, regret: float) -> int:
+        """Count a request's step; the depth of its tree."""
+        depths = Counter(tree.depths())
+        depth, width = max(depths, default=0), max(depths.values(), default=0)
+        self.steps += 1
+        self.emitted += accepted + 1
+        self.accepted += accepted
+        self.promotions += promotions
+        self.regret += regret
+        self.lengths[accepted + 1] += 1
+        self.accepted_at_depth.update(range(1, accepted + 1))
+        if len(tree):
+            self.drafted_nodes += len(tree)
+            self.drafted_depth += depth
+            self.drafted_width += width
+            self.nodes[len(tree)] += 1
+            self.depths[depth] += 1
+            self.widths[width] += 1
+        return depth
+
+    def add(self, other: WorkerStats) -> None:
+        """Sum up."""
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, f.name, mine + theirs)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain containers, fit to leave the worker process."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: dict(v) if isinstance(v, Counter) else v for name, v in values.items()}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> WorkerStats:
+        """What :meth:`as_dict` gave."""
+        return cls(**{name: Counter(v) if isinstance(v, Mapping) else v for name, v in values.items()})

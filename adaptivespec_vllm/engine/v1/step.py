@@ -100,7 +100,8 @@ def match_trees(
             trees.append(DraftTree.chain(list(tokens), position))
             drafted.append(False)
             if tokens:
-                lost["no tree" if tree is None else "moved root" if tree.root_position != position else "other"] += 1
+                moved = tree is not None and tree.root_position != position
+                lost["no_tree" if tree is None else "moved_root" if moved else "other_tokens"] += 1
         deferred.append(sequential)
     return Step(
         trees=trees,

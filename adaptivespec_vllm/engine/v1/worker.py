@@ -9,8 +9,8 @@ from vllm.logger import init_logger
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from adaptivespec_vllm import __version__, ops
 from adaptivespec_vllm.engine import head, refusals, seams
+from adaptivespec_vllm.engine.v1 import startup
 from adaptivespec_vllm.engine.v1.costs import facts_of
 from adaptivespec_vllm.engine.v1.memory import memory_needs
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
@@ -35,8 +35,6 @@ class AdaptiveSpecCPUWorker(CPUWorker):
             super().init_device()
         finally:
             cpu_worker.CPUModelRunner = stock
-        if self.rank == 0:
-            self._announce()
 
     def determine_available_memory(self) -> int:
         """As vLLM's, less what the largest batch will take beside the KV cache. A size that the user chose stays."""
@@ -58,28 +56,15 @@ class AdaptiveSpecCPUWorker(CPUWorker):
     def compile_or_warm_up_model(self) -> Any:
         """As vLLM's, which also sets the random state that requests begin with: measure before it."""
         self.model_runner.measure_costs()
+        if self.rank == 0:
+            startup.announce(self.model_runner)
         return super().compile_or_warm_up_model()
-
-    def _announce(self) -> None:
-        settings = self.model_runner.settings
-        logger.info(
-            "AdaptiveSpec %s on the V1 model runner: head %s, %s trees of at most %d nodes, %d deep, %d wide; ops: %s",
-            __version__,
-            settings.model,
-            settings.tree.policy,
-            settings.max_nodes,
-            settings.max_depth,
-            settings.max_width,
-            ops.describe()["cpu"],
-        )
-        say = logger.info if settings.lossless else logger.warning
-        say("AdaptiveSpec verification is %s", settings.verification)
 
     def adaptivespec_stats(self, reset: bool = True) -> dict[str, Any]:
         """Counters since the last reset (``WorkerStats``)."""
-        stats = self.model_runner.stats.as_dict()
+        stats = self.model_runner.totals.as_dict()
         if reset:
-            self.model_runner.stats = WorkerStats()
+            self.model_runner.totals = WorkerStats()
         return stats
 
     def adaptivespec_costs(self) -> dict[str, Any] | None:

@@ -1,0 +1,70 @@
+"""The block in the log that says what is on, once a start, when everything is loaded and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from adaptivespec_vllm import __version__, ops
+from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.config.schema import ShapeConfig
+
+if TYPE_CHECKING:
+    from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
+
+logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
+
+_CHAINS = "requests with structured output; with a thinking budget in the batch, all of it"
+_BAD_REQUESTS = "min_p, logit_bias (vLLM refuses them with any speculation)"
+
+
+def announce(runner: TreeModelRunner) -> None:
+    """Log the block; that decoding is lossy is a warning of its own."""
+    settings = runner.settings
+    rows = [f"  {name:<14}{text}" for name, text in _rows(runner)]
+    logger.info("AdaptiveSpec %s is on\n%s", __version__, "\n".join(rows))
+    if not settings.lossless:
+        logger.warning("AdaptiveSpec verification is %s", settings.verification)
+
+
+def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
+    settings, layers = runner.settings, runner.attention_layers().values()
+    head = runner.drafter.head
+    kernels = sorted({layer.isa for layer in layers})
+    yield "method", f"EAGLE-3 draft trees on the V1 model runner, policy {settings.tree.policy}"
+    yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
+    yield "shapes", f"{_shapes(settings)}; vLLM reserves {settings.max_nodes} KV slots for drafts of a request"
+    yield "verification", settings.verification
+    if settings.margin is not None:
+        yield "guards", _guards(settings)
+    yield "attention", f"vLLM's CPU kernel {' and '.join(map(repr, kernels))}; tree rows by our op"
+    yield "ops", ops.describe()["cpu"]
+    if runner.policy.costs is not None:
+        yield "costs", f"from {settings.tree.costs}" if settings.tree.costs else "measured on this machine"
+    yield "chains for", _CHAINS
+    yield "HTTP 400 for", _BAD_REQUESTS
+    if runner.decision_log is not None:
+        yield "decisions", f"logged to {runner.decision_log.path}"
+    if runner.checks:
+        yield "checks", "every step is checked for integrity, which takes time"
+
+
+def _shapes(settings: AdaptiveSpecConfig) -> str:
+    tree = settings.tree
+    if tree.policy == "adaptive":
+        return f"from {_shape(tree.low)} at no confidence to {_shape(tree.high)} at full, for each {tree.scope}"
+    return f"{'always' if tree.policy == 'static' else 'at most'} {_shape(tree.shape)}"
+
+
+def _shape(shape: ShapeConfig | None) -> str:
+    assert shape is not None
+    return f"{shape.nodes} nodes, {shape.depth} deep, {shape.width} wide"
+
+
+def _guards(settings: AdaptiveSpecConfig) -> str:
+    guard = settings.guard
+    limits = [f"strict below a rolling acceptance of {guard.min_acceptance}"] if guard.min_acceptance else []
+    limits += [f"strict after {guard.max_regret} nats given up"] if guard.max_regret is not None else []
+    return ", ".join(limits) or "none"

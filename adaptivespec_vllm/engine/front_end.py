@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     if request is None:
         return original(engine_args, *args, **kwargs)
     seams.require("front")
-    from adaptivespec_vllm.engine import refusals
+    from adaptivespec_vllm.engine import refusals, spec_config
 
     refusals.check_engine_args(engine_args)
     engine_args.speculative_config = {**(engine_args.speculative_config or {}), _REQUEST: _Request(request)}
@@ -45,6 +46,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     finally:
         engine_args.speculative_config.pop(_REQUEST, None)
     refusals.check(vllm_config)
+    spec_config.choose_scheduler(vllm_config.scheduler_config)
     refusals.check_target_class(vllm_config.model_config)
     return vllm_config
 
@@ -67,6 +69,25 @@ def v2_unsupported_features(original: Callable[..., Any], vllm_config: Any) -> A
     if getattr(vllm_config.speculative_config, METHOD, None) is not None:
         unsupported = [*unsupported, f"speculative method '{METHOD}'"]
     return unsupported
+
+
+def validate_spec_decode(original: Callable[..., Any], params: Any, speculative_config: Any) -> Any:
+    """Our keys of a request are checked; parameters that trees honour are not refused."""
+    settings = getattr(speculative_config, METHOD, None)
+    if settings is None:
+        return original(params, speculative_config)
+    from vllm.exceptions import VLLMValidationError
+
+    from adaptivespec_vllm.engine.overrides import overrides_of
+
+    try:
+        overrides_of(params.extra_args, settings)
+    except ValueError as error:
+        raise VLLMValidationError(str(error), parameter="extra_args") from None
+    # Whatever else vLLM refuses with speculation stays refused.
+    rest = copy.copy(params)
+    rest.min_p, rest.logit_bias = 0.0, None
+    return original(rest, speculative_config)
 
 
 def requested(engine_args: Any) -> dict[str, Any] | None:

@@ -21,18 +21,23 @@ from adaptivespec_vllm.attention import LayoutError, TreeRows
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
+from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
-from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
+from adaptivespec_vllm.engine.v1.sampler import (
+    TreeRejectionSampler,
+    all_logits_processors,
+    sample_one_row_a_request,
+)
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance
 from adaptivespec_vllm.policy.recording import Recorded
-from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
+from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape, TreeTokens
 from adaptivespec_vllm.verify import RequestMargin
 
 if TYPE_CHECKING:
@@ -45,10 +50,13 @@ class TreeModelRunner(CPUModelRunner):
     """vLLM's CPU runner with trees."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
+        with all_logits_processors():
+            super().__init__(vllm_config, device)
         self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
         """What a step costs here, once it is measured; a file in the configuration wins over it."""
+        self._overrides: dict[str, Overrides] = {}
+        """What each request changes for itself, once it was asked for."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
@@ -61,6 +69,7 @@ class TreeModelRunner(CPUModelRunner):
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
+        self._overrides.clear()
         self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
         self._overhead = Overhead()
         if self._decision_log is not None:
@@ -88,6 +97,7 @@ class TreeModelRunner(CPUModelRunner):
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Learn where the cache keeps keys and values."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        sample_one_row_a_request(self.input_batch.thinking_budget_state_holder)
         layers = self.attention_layers()
         for layer in layers.values():
             try:
@@ -119,6 +129,7 @@ class TreeModelRunner(CPUModelRunner):
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
         self.pending.pop(req_id, None)
+        self._overrides.pop(req_id, None)
         self.drafter.backlog.forget(req_id)
         self.policy.forget(req_id)
 
@@ -139,8 +150,6 @@ class TreeModelRunner(CPUModelRunner):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         with self.stats.timed("execute/prepare"):
             num_reqs, rows = self.input_batch.num_reqs, int(num_scheduled_tokens.sum())
-            if follows_drafts(self.input_batch.sampling_metadata):
-                self.pending.clear()  # the drafts of this step are verified as chains
             self.step = step = match_trees(
                 self.pending,
                 self.input_batch.req_ids,
@@ -321,15 +330,16 @@ class TreeModelRunner(CPUModelRunner):
     def margins(self) -> list[RequestMargin | None]:
         """The margin rule of each request in this step."""
         assert self.step is not None
-        if self.settings.margin is None:
-            return [None] * len(self.step.trees)
         return [
             self._margin(req_id) if drafted and len(tree) else None
             for req_id, tree, drafted in zip(self.input_batch.req_ids, self.step.trees, self.step.drafted, strict=True)
         ]
 
     def _margin(self, req_id: str) -> RequestMargin | None:
-        allowed = allowance(self.settings.margin, self.settings.guard, self.policy.signal(req_id))
+        margin = self.overrides(req_id).margin
+        if margin is None:
+            return None
+        allowed = allowance(margin, self.settings.guard, self.policy.signal(req_id))
         if allowed.max_log_ratio is None:
             return None
         params = self.requests[req_id].sampling_params
@@ -353,27 +363,43 @@ class TreeModelRunner(CPUModelRunner):
         rows[step.plan.targets] = step.plan.rows
         return torch.from_numpy(rows)
 
+    def overrides(self, req_id: str) -> Overrides:
+        """What the request changes for itself; the front end has refused whatever is not allowed."""
+        if req_id not in self._overrides:
+            params = self.requests[req_id].sampling_params
+            assert params is not None
+            self._overrides[req_id] = overrides_of(params.extra_args, self.settings)
+        return self._overrides[req_id]
+
     def begin_drafting(self, rows: Sequence[int]) -> list[bool]:
-        """Ask the policy which requests draft, given the rows that each one takes in the head's first pass."""
-        self.drafting = self.policy.begin(self.input_batch.req_ids, self.sampled_requests(), rows)
-        return self.drafting.drafts
+        """Which requests draft, given the rows that each one takes in the head's first pass."""
+        requests = self.input_batch.req_ids
+        self.drafting = self.policy.begin(requests, self.sampled_requests(), rows)
+        self.drafts = [
+            drafts and self.overrides(req_id).drafts
+            for req_id, drafts in zip(requests, self.drafting.drafts, strict=True)
+        ]
+        return self.drafts
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         """The largest tree of each request."""
-        chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
-        chosen = []
-        for req_id, shape in zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True):
-            if shape.nodes and (chain_for_all or self._needs_chain(req_id)):
-                depth = min(shape.depth, shape.nodes)
-                shape = TreeShape(depth, 1, depth)
-            chosen.append(shape)
-        return chosen
+        shapes = zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True)
+        return [self.overrides(req_id).bound(shape) for req_id, shape in shapes]
 
-    def _needs_chain(self, req_id: str) -> bool:
-        """The order of the request's drafts must be that of a text: a grammar is advanced along them."""
+    def widest(self) -> int:
+        """Children that a root of this step's batch may get, at most."""
+        own = [self.overrides(req_id).shape for req_id in self.input_batch.req_ids]
+        return max([self.max_width, *(shape.width for shape in own if shape is not None)])
+
+    def keep_trees(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        """Keep the trees just drafted until the scheduler sends their tokens back; what it is to get of each."""
+        req_ids = self.input_batch.req_ids
+        self.pending.update(zip(req_ids, trees, strict=True))
+        return [
+            TreeTokens(tree.tokens, tree.parents) if self._has_grammar(req_id) else tree.tokens
+            for req_id, tree in zip(req_ids, trees, strict=True)
+        ]
+
+    def _has_grammar(self, req_id: str) -> bool:
         params = self.requests[req_id].sampling_params
         return params is not None and params.structured_outputs is not None
-
-    def keep_trees(self, trees: Sequence[DraftTree]) -> None:
-        """Keep the trees just drafted until the scheduler sends their tokens back."""
-        self.pending.update(zip(self.input_batch.req_ids, trees, strict=True))

@@ -13,6 +13,11 @@ from adaptivespec_vllm.engine import seams
 
 _ALIASES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 _REQUEST = "_adaptivespec_request"
+_REFUSED_PARAMETERS = {
+    "watermarking": ((None, False), "tokens of a tree are verified as they are, without a watermark"),
+    "routed_experts_prompt_start": ((None, 0), "routed experts are not returned with method 'adaptivespec'"),
+}
+"""Parameters of a request that would have no effect: values that ask for nothing, and why others are refused."""
 
 
 class _Request(dict[str, Any]):
@@ -80,6 +85,10 @@ def validate_spec_decode(original: Callable[..., Any], params: Any, speculative_
 
     from adaptivespec_vllm.engine.overrides import overrides_of
 
+    for name, (neutral, why) in _REFUSED_PARAMETERS.items():
+        value = getattr(params, name, None)
+        if value not in neutral:
+            raise VLLMValidationError(f"{name}: got {shown(value)}; not supported: {why}", parameter=name)
     try:
         overrides_of(params.extra_args, settings)
     except ValueError as error:

@@ -60,8 +60,7 @@ class Oracle:
                 continue
             future = self._truth[tuple(state.prompt_token_ids)][len(state.output_token_ids) :]
             trees.append(self._tree(future, shape, roots[b]))
-        runner.keep_trees(trees)
-        return [tree.tokens for tree in trees]
+        return runner.keep_trees(trees)
 
     def _tree(self, future: list[int], shape: TreeShape, root_position: int) -> DraftTree:
         rng = self._random

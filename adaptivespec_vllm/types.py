@@ -151,7 +151,7 @@ class TreeTokens(list[int]):
         self.parents = list(parents)
         self.rows = list(range(1, len(self) + 1)) if rows is None else list(rows)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
         if not isinstance(index, slice):
             return super().__getitem__(index)
         return TreeTokens(super().__getitem__(index), self.parents[index], self.rows[index])

@@ -169,7 +169,7 @@ def _aux_output(aux_output: Any) -> Iterator[str]:
 
 def _lora(lora: Any) -> Iterator[str]:
     if lora is not None:
-        yield "enable_lora=True: adapters beside trees have not been verified"
+        yield "enable_lora=True: the head shares layers that an adapter wraps, and trees were not verified with it"
 
 
 def _layer(name: str, layer: Any, dtype: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ from adaptivespec_vllm.config import (
     shown,
 )
 from adaptivespec_vllm.policy.shape import bounded
-from adaptivespec_vllm.types import MAX_TREE_NODES, NO_TREE, TreeShape
+from adaptivespec_vllm.types import NO_TREE, TreeShape
 
 PREFIX = f"{METHOD}_"
 """Keys that begin with it are ours; all others are none of our business."""
@@ -77,7 +77,7 @@ def overrides_of(extra_args: Mapping[str, Any] | None, settings: AdaptiveSpecCon
             raise key_error(key, KEYS)
     return Overrides(
         margin=_margin(given[MARGIN], settings) if MARGIN in given else settings.margin,
-        shape=_shape(given[SHAPE], settings.max_nodes) if SHAPE in given else None,
+        shape=_shape(given[SHAPE], settings) if SHAPE in given else None,
         max_nodes=_max_nodes(given[MAX_NODES], settings.max_nodes) if MAX_NODES in given else None,
     )
 
@@ -110,7 +110,9 @@ def _max_nodes(value: Any, cap: int) -> int:
     return value
 
 
-def _shape(value: Any, cap: int) -> TreeShape:
+def _shape(value: Any, settings: AdaptiveSpecConfig) -> TreeShape:
+    """Within the server's own bounds, for which KV slots are reserved and memory is counted at start."""
+    most = TreeShape(settings.max_depth, settings.max_width, settings.max_nodes)
     numbers = value
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
@@ -118,13 +120,11 @@ def _shape(value: Any, cap: int) -> TreeShape:
     if (
         not isinstance(numbers, (list, tuple))
         or len(numbers) != 3
-        or any(type(n) is not int or not 1 <= n <= MAX_TREE_NODES for n in numbers)
+        or any(type(n) is not int or not 1 <= n <= largest for n, largest in zip(numbers, most, strict=True))
     ):
-        allowed = f"depth, width, nodes as '8,4,24' or [8, 4, 24], each an integer from 1 to {MAX_TREE_NODES}"
+        allowed = f"'depth,width,nodes' or [depth, width, nodes], integers from 1 to this server's {list(most)}"
         raise OverrideError(SHAPE, value, allowed)
     shape = ShapeConfig(**dict(zip(ShapeConfig.model_fields, numbers, strict=True)))
-    if shape.nodes > cap:
-        raise OverrideError(SHAPE, value, f"at most {cap} nodes, this server's num_speculative_tokens")
     for fault in shape_faults(SHAPE, shape):
         raise ValueError(fault)
     return shape.tree_shape()

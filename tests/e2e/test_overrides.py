@@ -64,17 +64,17 @@ def test_nodes_and_shapes(
     make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list, policy: str
 ) -> None:
     trees = {
-        "static": {"policy": "static", "shape": {"depth": 3, "width": 2, "nodes": 6}},
-        "adaptive": {"policy": "adaptive", "min_path_probability": 0},
-        "cost-aware": {"policy": "cost-aware", "shape": {"depth": 3, "width": 2, "nodes": 6}},
+        "static": {"policy": "static", "shape": {"depth": 8, "width": 4, "nodes": 16}},
+        "adaptive": {"policy": "adaptive", "min_path_probability": 0, "high": {"depth": 8, "width": 2, "nodes": 16}},
+        "cost-aware": {"policy": "cost-aware", "shape": {"depth": 8, "width": 4, "nodes": 16}},
     }
-    llm = make_llm(speculative_config=adaptivespec(tiny_head, num_speculative_tokens=20, tree=trees[policy]))
+    llm = make_llm(speculative_config=adaptivespec(tiny_head, tree=trees[policy]))
     params = [
         overriding(max_nodes=0),
         overriding(max_nodes=2),
-        overriding(shape="2,7,20"),
-        overriding(shape=[12, 1, 12]),
-        overriding(shape=[6, 4, 20], max_nodes=9),
+        overriding(shape="2,4,10"),
+        overriding(shape=[8, 1, 8]),
+        overriding(shape=[6, 4, 16], max_nodes=9),
         greedy(TOKENS),
     ]
     tokens, drafted = watched(llm, prompts, params)
@@ -82,25 +82,24 @@ def test_nodes_and_shapes(
     off, two, wide, deep, cut, free = drafted
     assert not any(len(tree) for tree in off)
     assert max(len(tree) for tree in two) <= 2
-    assert all(max(tree.depths(), default=0) <= 2 and len(tree) <= 20 for tree in wide)
+    assert all(max(tree.depths(), default=0) <= 2 and len(tree) <= 10 for tree in wide)
     assert all(tree.parents == list(range(len(tree))) for tree in deep)
     assert max(len(tree) for tree in cut) <= 9
     if policy == "static":  # it always drafts what may be drafted
         assert {len(tree) for tree in two[:-3]} == {2}
-        assert max(tree.depths().count(1) for tree in wide) == 7 and max(len(tree) for tree in wide) == 20
-        assert max(max(tree.depths(), default=0) for tree in deep) == 12
+        assert max(tree.depths().count(1) for tree in wide) == 4 and max(len(tree) for tree in wide) == 10
+        assert max(max(tree.depths(), default=0) for tree in deep) == 8
         assert max(len(tree) for tree in cut) == 9
-        assert max(len(tree) for tree in free) == 6
+        assert max(len(tree) for tree in free) == 16
 
 
 def test_trees_of_others_are_what_they_would_be(
     make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list
 ) -> None:
     """The same request drafts the same trees, whatever others of its batch ask for."""
-    shape = {"policy": "static", "shape": {"depth": 4, "width": 3, "nodes": 9}}
-    llm = make_llm(speculative_config=adaptivespec(tiny_head, tree=shape, num_speculative_tokens=20))
+    llm = make_llm(speculative_config=adaptivespec(tiny_head))
     plainly = [greedy(TOKENS)] * 2
-    others = [overriding(max_nodes=0), overriding(shape=[2, 9, 20]), overriding(max_nodes=1), overriding(margin=0)]
+    others = [overriding(max_nodes=0), overriding(shape=[2, 8, 9]), overriding(max_nodes=1), overriding(margin=0)]
     alone, alone_trees = watched(llm, prompts[:2], plainly)
     tokens, drafted = watched(llm, prompts, [*plainly, *others])
     assert (alone, tokens) == (expected[:2], expected)

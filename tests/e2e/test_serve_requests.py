@@ -217,7 +217,7 @@ def test_overrides(client: OpenAI, server: Server, model: str) -> None:
     text, nodes = answer()
     assert nodes > 0
     assert answer(adaptivespec_max_nodes=0) == (text, 0)
-    few, many = answer(adaptivespec_max_nodes=1), answer(adaptivespec_shape=[4, 4, 8])
+    few, many = answer(adaptivespec_max_nodes=1), answer(adaptivespec_shape=[4, 3, 8])
     assert few[0] == many[0] == answer(adaptivespec_shape="2,2,4", adaptivespec_margin="off")[0] == text
     assert 0 < few[1] < many[1]
 

@@ -22,6 +22,8 @@ def settings(**sections: Any) -> AdaptiveSpecConfig:
 
 
 STRICT, LOSSY = settings(), settings(margin={"kappa": 0.3, "max_promotions_per_step": 2})
+ADAPTIVE = {"low": {"depth": 2, "width": 8, "nodes": 20}, "high": {"depth": 9, "width": 1, "nodes": 9}}
+WIDE = settings(tree=ADAPTIVE)
 LOOSE = settings(margin={"kappa": 0.3}, requests={"looser_margin": True})
 
 
@@ -69,18 +71,20 @@ def test_a_looser_margin_where_the_server_allows_it() -> None:
         (STRICT, "max_nodes", 2.0, "an integer from 0 to 24"),
         (STRICT, "max_nodes", True, "an integer from 0 to 24"),
         (STRICT, "max_nodes", "3", "an integer from 0 to 24"),
-        (STRICT, "shape", [8, 4], "each an integer from 1 to 63"),
-        (STRICT, "shape", "8,4", "each an integer from 1 to 63"),
-        (STRICT, "shape", "8,4,x", "each an integer from 1 to 63"),
-        (STRICT, "shape", "8,4,24,", "each an integer from 1 to 63"),
-        (STRICT, "shape", [8, 4, 24.0], "each an integer from 1 to 63"),
-        (STRICT, "shape", [0, 4, 24], "each an integer from 1 to 63"),
-        (STRICT, "shape", [8, 4, 64], "each an integer from 1 to 63"),
-        (STRICT, "shape", {"depth": 1}, "each an integer from 1 to 63"),
-        (STRICT, "shape", [8, 4, 25], "at most 24 nodes"),
-        (STRICT, "shape", [9, 1, 8], "allowed: at least 9"),
+        (STRICT, "shape", [8, 4], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", "8,4", "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", "8,4,x", "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", "8,4,24,", "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [8, 4, 24.0], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [0, 4, 24], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [8, 4, 64], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", {"depth": 1}, "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [8, 4, 25], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [9, 1, 9], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [4, 5, 9], "integers from 1 to this server's [8, 4, 24]"),
+        (STRICT, "shape", [8, 1, 7], "allowed: at least 8"),
         (STRICT, "shape", [1, 4, 5], "allowed: at most 4"),
-        (STRICT, "shape", [8, 10, 24], "too many nodes to expand at depth 8"),
+        (WIDE, "shape", [9, 8, 20], "too many nodes to expand at depth 9"),
         (STRICT, "nodes", 3, "unknown key"),
         (STRICT, "max_node", 3, "did you mean 'adaptivespec_max_nodes'?"),
         (STRICT, "", 3, "unknown key"),

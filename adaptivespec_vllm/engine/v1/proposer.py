@@ -213,7 +213,7 @@ class TreeProposer(EagleProposer):
         assert self.head is not None
         rows = self._sampled_rows[places]
         last_hidden, hidden = (t[rows] for t in self._first_pass)
-        log_probs, ids = ops.topk_logprobs(self.head.logits(last_hidden), self.runner.widest())
+        log_probs, ids = ops.topk_logprobs(self.head.logits(last_hidden), self.runner.max_width)
         tokens = self.head.to_target(ids)
         if len(requests) < len(roots):
             at = torch.tensor(requests)

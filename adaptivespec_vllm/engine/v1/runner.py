@@ -386,11 +386,6 @@ class TreeModelRunner(CPUModelRunner):
         shapes = zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True)
         return [self.overrides(req_id).bound(shape) for req_id, shape in shapes]
 
-    def widest(self) -> int:
-        """Children that a root of this step's batch may get, at most."""
-        own = [self.overrides(req_id).shape for req_id in self.input_batch.req_ids]
-        return max([self.max_width, *(shape.width for shape in own if shape is not None)])
-
     def keep_trees(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         """Keep the trees just drafted until the scheduler sends their tokens back; what it is to get of each."""
         req_ids = self.input_batch.req_ids

@@ -55,8 +55,6 @@ class TreeModelRunner(CPUModelRunner):
         self._decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
         """What a step costs here, once it is measured; a file in the configuration wins over it."""
-        self._overrides: dict[str, Overrides] = {}
-        """What each request changes for itself, once it was asked for."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
@@ -69,7 +67,6 @@ class TreeModelRunner(CPUModelRunner):
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
-        self._overrides.clear()
         self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
         self._overhead = Overhead()
         if self._decision_log is not None:
@@ -129,7 +126,6 @@ class TreeModelRunner(CPUModelRunner):
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
         self.pending.pop(req_id, None)
-        self._overrides.pop(req_id, None)
         self.drafter.backlog.forget(req_id)
         self.policy.forget(req_id)
 
@@ -365,11 +361,9 @@ class TreeModelRunner(CPUModelRunner):
 
     def overrides(self, req_id: str) -> Overrides:
         """What the request changes for itself; the front end has refused whatever is not allowed."""
-        if req_id not in self._overrides:
-            params = self.requests[req_id].sampling_params
-            assert params is not None
-            self._overrides[req_id] = overrides_of(params.extra_args, self.settings)
-        return self._overrides[req_id]
+        params = self.requests[req_id].sampling_params
+        assert params is not None
+        return overrides_of(params.extra_args, self.settings)
 
     def begin_drafting(self, rows: Sequence[int]) -> list[bool]:
         """Which requests draft, given the rows that each one takes in the head's first pass."""

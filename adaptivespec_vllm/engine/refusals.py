@@ -62,6 +62,7 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         *_kv_cache(vllm_config),
         *_sampling(vllm_config.model_config),
         *_aux_output(vllm_config.aux_output_config),
+        *_grammars(vllm_config.structured_outputs_config),
         *_lora(vllm_config.lora_config),
     ]
 
@@ -165,6 +166,11 @@ def _sampling(model: Any) -> Iterator[str]:
 def _aux_output(aux_output: Any) -> Iterator[str]:
     if aux_output.enable_return_routed_experts:
         yield "enable_return_routed_experts=True: rows of a tree are not those of a text"
+
+
+def _grammars(structured: Any) -> Iterator[str]:
+    if structured.backend == "lm-format-enforcer":
+        yield f"structured_outputs_config.backend={structured.backend!r}: it cannot take back the tokens of a draft"
 
 
 def _lora(lora: Any) -> Iterator[str]:

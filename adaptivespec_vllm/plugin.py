@@ -15,6 +15,7 @@ WRAPS = (
     seams.Wrap(seams.CREATE_ENGINE_CONFIG, front_end.create_engine_config),
     seams.Wrap(seams.CREATE_SPECULATIVE_CONFIG, front_end.create_speculative_config),
     seams.Wrap(seams.V2_UNSUPPORTED, front_end.v2_unsupported_features),
+    seams.Wrap(seams.VALIDATE_SPEC_DECODE, front_end.validate_spec_decode),
 )
 
 

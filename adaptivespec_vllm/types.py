@@ -97,6 +97,18 @@ class DraftTree:
             return self
         return replace(self, tokens=self.tokens[:nodes], parents=self.parents[:nodes], log_probs=self.log_probs[:nodes])
 
+    def pick(self, rows: Sequence[int]) -> DraftTree:
+        """The tree of the draft nodes at ``rows`` alone, ascending; the parent of each is the root or one of them."""
+        if len(rows) == len(self.tokens):
+            return self
+        place = {0: 0} | {row: new for new, row in enumerate(rows, start=1)}
+        return replace(
+            self,
+            tokens=[self.tokens[row - 1] for row in rows],
+            parents=[place[self.parents[row - 1]] for row in rows],
+            log_probs=[self.log_probs[row - 1] for row in rows] if self.log_probs else [],
+        )
+
     @staticmethod
     def chain(tokens: list[int], root_position: int) -> DraftTree:
         """A tree of width 1: every token is the child of the one before it."""
@@ -121,6 +133,51 @@ class DraftTree:
             if parent in depth_below
         ]
         return Verdicts(*(list(column) for column in zip(*children, strict=True)))
+
+
+class TreeTokens(list[int]):
+    """Tokens of a draft tree, best first, that know their places in it; a part of the list does too.
+
+    To a scheduler that takes lists of draft tokens it is one.
+
+    Attributes:
+        rows: row of each token in the tree as it was drafted (``DraftTree.parents`` counts in these rows).
+        parents: row of each one's parent there, 0 the root.
+
+    """
+
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int], rows: Sequence[int] | None = None) -> None:
+        super().__init__(tokens)
+        self.parents = list(parents)
+        self.rows = list(range(1, len(self) + 1)) if rows is None else list(rows)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        return TreeTokens(super().__getitem__(index), self.parents[index], self.rows[index])
+
+    def paths(self) -> list[list[int]]:
+        """Places in the list (from 0) from a child of the root to each leaf; of no tokens, one empty path."""
+        place = {row: i for i, row in enumerate(self.rows)}
+        leaves = [i for i, row in enumerate(self.rows) if row not in set(self.parents)]
+        paths = []
+        for leaf in leaves:
+            path = [leaf]
+            while (parent := self.parents[path[0]]) != 0:
+                path.insert(0, place[parent])
+            paths.append(path)
+        return paths or [[]]
+
+    def pick(self, places: Sequence[int]) -> TreeTokens:
+        """The tokens at ``places`` (from 0, ascending) alone."""
+        return TreeTokens(*([column[i] for i in places] for column in (self, self.parents, self.rows)))
+
+    def as_chain(self) -> list[int]:
+        """The tokens as a text, -1 from the first on that does not follow the one before it in the tree."""
+        chained = 0
+        while chained < len(self) and self.parents[chained] == (self.rows[chained - 1] if chained else 0):
+            chained += 1
+        return [*super().__getitem__(slice(chained)), *[-1] * (len(self) - chained)]
 
 
 @dataclass(slots=True)

@@ -17,9 +17,11 @@ from adaptivespec_vllm.config.schema import (
     ConfigError,
     GuardConfig,
     MarginConfig,
+    RequestsConfig,
     ShapeConfig,
     SignalConfig,
     TreeConfig,
+    shape_faults,
 )
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "GuardConfig",
     "Loaded",
     "MarginConfig",
+    "RequestsConfig",
     "ShapeConfig",
     "SignalConfig",
     "TreeConfig",
@@ -41,6 +44,7 @@ __all__ = [
     "read",
     "reason",
     "resolve",
+    "shape_faults",
     "shortened",
     "shown",
 ]

@@ -118,6 +118,8 @@ def _allowed_kind(kind: Any, field: FieldInfo) -> str:
         return f"an object with the keys {', '.join(kind.model_fields)}"
     if kind is str:
         return "a string that is not empty"
+    if kind is bool:
+        return "true or false"
     return {int: "an integer", float: "a number"}[kind] + _bounds(field)
 
 
@@ -182,4 +184,6 @@ def _default(key: str, field: FieldInfo) -> str:
         return "required"
     if field.default_factory is not None:
         return "see its keys"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
     return "null" if field.default is None else f"`{field.default}`"

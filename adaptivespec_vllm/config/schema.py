@@ -136,6 +136,20 @@ class GuardConfig(_Section):
     )
 
 
+class RequestsConfig(_Section):
+    """What a request may change for itself; see ``docs/requests.md``."""
+
+    overrides: bool = Field(
+        default=True,
+        description="Whether a request may set `adaptivespec_margin`, `adaptivespec_max_nodes` and "
+        "`adaptivespec_shape` for itself; false answers one that does with an error.",
+    )
+    looser_margin: bool = Field(
+        default=False,
+        description="Whether `adaptivespec_margin` may be looser than `margin` here, or turn the margin rule on.",
+    )
+
+
 Preset = Literal["default", "paper"]
 
 _PRESET_SHAPES: dict[str, dict[str, dict[str, int]]] = {
@@ -182,6 +196,9 @@ class AdaptiveSpecConfig(_Section):
     guard: GuardConfig = Field(
         default_factory=GuardConfig,
         description="When the margin rule stops; without `margin` it has nothing to stop.",
+    )
+    requests: RequestsConfig = Field(
+        default_factory=RequestsConfig, description="What a request may change for itself."
     )
 
     @model_validator(mode="before")
@@ -303,22 +320,27 @@ def _contradictions(config: AdaptiveSpecConfig) -> Iterator[str]:
     for path, shape in _shapes(config.tree):
         if cap is not None and shape.nodes > cap:
             yield f"{path}.nodes: got {shape.nodes}, above num_speculative_tokens; allowed: at most {cap}"
-        if shape.nodes < shape.depth:
-            yield (
-                f"{path}.nodes: got {shape.nodes}, fewer than the {shape.depth} levels of {path}.depth; "
-                f"allowed: at least {shape.depth}"
-            )
-        if shape.nodes > shape.capacity():
-            yield (
-                f"{path}.nodes: got {shape.nodes}, more than depth {shape.depth} and width {shape.width} can hold; "
-                f"allowed: at most {shape.capacity()}"
-            )
-        if shape.width * (shape.depth - 1) > MAX_EXPANDED_NODES:
-            widest = MAX_EXPANDED_NODES // (shape.depth - 1)
-            yield (
-                f"{path}.width: got {shape.width}, too many nodes to expand at depth {shape.depth}; "
-                f"allowed: at most {widest} (width * (depth - 1) <= {MAX_EXPANDED_NODES})"
-            )
+        yield from shape_faults(path, shape)
+
+
+def shape_faults(path: str, shape: ShapeConfig) -> Iterator[str]:
+    """What makes the three numbers contradict each other, each in a sentence that names its key."""
+    if shape.nodes < shape.depth:
+        yield (
+            f"{path}.nodes: got {shape.nodes}, fewer than the {shape.depth} levels of {path}.depth; "
+            f"allowed: at least {shape.depth}"
+        )
+    if shape.nodes > shape.capacity():
+        yield (
+            f"{path}.nodes: got {shape.nodes}, more than depth {shape.depth} and width {shape.width} can hold; "
+            f"allowed: at most {shape.capacity()}"
+        )
+    if shape.width * (shape.depth - 1) > MAX_EXPANDED_NODES:
+        widest = MAX_EXPANDED_NODES // (shape.depth - 1)
+        yield (
+            f"{path}.width: got {shape.width}, too many nodes to expand at depth {shape.depth}; "
+            f"allowed: at most {widest} (width * (depth - 1) <= {MAX_EXPANDED_NODES})"
+        )
 
 
 def _missing_shapes(tree: TreeConfig) -> Iterator[str]:

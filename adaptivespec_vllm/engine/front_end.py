@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ from adaptivespec_vllm.engine import seams
 
 _ALIASES = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 _REQUEST = "_adaptivespec_request"
+REFUSED_PARAMETERS = {
+    "watermarking": ((None, False), "tokens of a tree are verified as they are, without a watermark"),
+    "routed_experts_prompt_start": ((None, 0), "routed experts are not returned with method 'adaptivespec'"),
+}
+"""Parameters of a request that would have no effect: values that ask for nothing, and why others are refused."""
 
 
 class _Request(dict[str, Any]):
@@ -36,7 +42,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     if request is None:
         return original(engine_args, *args, **kwargs)
     seams.require("front")
-    from adaptivespec_vllm.engine import refusals
+    from adaptivespec_vllm.engine import refusals, spec_config
 
     refusals.check_engine_args(engine_args)
     engine_args.speculative_config = {**(engine_args.speculative_config or {}), _REQUEST: _Request(request)}
@@ -45,6 +51,7 @@ def create_engine_config(original: Callable[..., Any], engine_args: Any, *args: 
     finally:
         engine_args.speculative_config.pop(_REQUEST, None)
     refusals.check(vllm_config)
+    spec_config.choose_scheduler(vllm_config.scheduler_config)
     refusals.check_target_class(vllm_config.model_config)
     return vllm_config
 
@@ -67,6 +74,29 @@ def v2_unsupported_features(original: Callable[..., Any], vllm_config: Any) -> A
     if getattr(vllm_config.speculative_config, METHOD, None) is not None:
         unsupported = [*unsupported, f"speculative method '{METHOD}'"]
     return unsupported
+
+
+def validate_spec_decode(original: Callable[..., Any], params: Any, speculative_config: Any) -> Any:
+    """Our keys of a request are checked; parameters that trees honour are not refused."""
+    settings = getattr(speculative_config, METHOD, None)
+    if settings is None:
+        return original(params, speculative_config)
+    from vllm.exceptions import VLLMValidationError
+
+    from adaptivespec_vllm.engine.overrides import overrides_of
+
+    for name, (neutral, why) in REFUSED_PARAMETERS.items():
+        value = getattr(params, name, None)
+        if value not in neutral:
+            raise VLLMValidationError(f"{name}: got {shown(value)}; not supported: {why}", parameter=name)
+    try:
+        overrides_of(params.extra_args, settings)
+    except ValueError as error:
+        raise VLLMValidationError(str(error), parameter="extra_args") from None
+    # Whatever else vLLM refuses with speculation stays refused.
+    rest = copy.copy(params)
+    rest.min_p, rest.logit_bias = 0.0, None
+    return original(rest, speculative_config)
 
 
 def requested(engine_args: Any) -> dict[str, Any] | None:

@@ -7,9 +7,13 @@ They run in the front end before workers start, again in each worker, and once m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from adaptivespec_vllm.config import ConfigError
+
+LOGITSPROCS_GROUP = "vllm.logits_processors"
+"""Entry points whose processors vLLM applies to every request, but not with speculation."""
 
 
 class Unsupported(ConfigError):
@@ -57,6 +61,8 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         *_head(vllm_config.speculative_config, vllm_config.model_config.dtype),
         *_kv_cache(vllm_config),
         *_sampling(vllm_config.model_config),
+        *_aux_output(vllm_config.aux_output_config),
+        *_grammars(vllm_config.structured_outputs_config),
         *_lora(vllm_config.lora_config),
     ]
 
@@ -149,13 +155,27 @@ def _kv_cache(vllm_config: Any) -> Iterator[str]:
 
 
 def _sampling(model: Any) -> Iterator[str]:
-    if model.logits_processors:
-        yield "logits_processors: custom processors see one position a request, a tree has many"
+    installed = [point.name for point in entry_points(group=LOGITSPROCS_GROUP)]
+    if model.logits_processors or installed:
+        which = f" (installed: {', '.join(installed)})" if installed else ""
+        yield f"logits_processors{which}: custom processors see one position a request, a tree has many"
+    if model.enable_prompt_embeds:
+        yield "enable_prompt_embeds=True: the head reads tokens"
+
+
+def _aux_output(aux_output: Any) -> Iterator[str]:
+    if aux_output.enable_return_routed_experts:
+        yield "enable_return_routed_experts=True: rows of a tree are not those of a text"
+
+
+def _grammars(structured: Any) -> Iterator[str]:
+    if structured.backend == "lm-format-enforcer":
+        yield f"structured_outputs_config.backend={structured.backend!r}: it cannot take back the tokens of a draft"
 
 
 def _lora(lora: Any) -> Iterator[str]:
     if lora is not None:
-        yield "enable_lora=True: adapters beside trees have not been verified"
+        yield "enable_lora=True: the head shares layers that an adapter wraps, and trees were not verified with it"
 
 
 def _layer(name: str, layer: Any, dtype: Any) -> Iterator[str]:

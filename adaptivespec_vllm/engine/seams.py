@@ -105,6 +105,11 @@ STAT_LOGGER_MANAGER = Seam("vllm.v1.metrics.loggers:StatLoggerManager.__init__",
 PROCESS_OUTPUTS = Seam(
     "vllm.v1.engine.output_processor:OutputProcessor.process_outputs", "promoted tokens in a request's record", "front"
 )
+VALIDATE_SPEC_DECODE = Seam(
+    "vllm.sampling_params:SamplingParams._validate_spec_decode",
+    "overrides of a request; parameters that trees honour are not refused",
+    "front",
+)
 
 SUPPORTED_MODELS = Seam(
     "vllm.model_executor.models:ModelRegistry.get_supported_archs", "whether vLLM has a class for a head", "front"
@@ -139,12 +144,24 @@ SEAMS: list[Seam] = [
     Seam("vllm.v1.metrics.loggers:AggregateStatLoggerBase", "our stat logger is one", "front"),
     Seam("vllm.v1.metrics.loggers:PrometheusStatLogger._histogram_cls", "kinds of metrics, Ray's or not", "front"),
     Seam("vllm.v1.outputs:ModelRunnerOutput", "carries a step's counts"),
+    VALIDATE_SPEC_DECODE,
+    Seam("vllm.exceptions:VLLMValidationError", "a request that is refused (HTTP 400)", "front"),
+    Seam(
+        "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls", "our scheduler, by the option scheduler_cls", "front"
+    ),
     Seam("vllm.config.speculative:SpeculativeConfig", "our configuration is a subclass", "front"),
     Seam("vllm.config.speculative:SpeculativeConfig.compute_hash", "our settings enter the hash", "front"),
     Seam("vllm.config.utils:config", "decorator of vLLM's configuration classes", "front"),
     Seam("vllm.platforms:current_platform", "which worker to ask for", "front"),
     Seam("vllm.model_executor.models.interfaces:supports_eagle3", "a target without EAGLE-3 is refused", "front"),
     Seam("vllm.envs:VLLM_USE_V2_MODEL_RUNNER", "the V2 runner is refused", "front"),
+    Seam("vllm.v1.core.sched.scheduler:Scheduler", "base class of our scheduler"),
+    *(
+        Seam(f"vllm.v1.structured_output:StructuredOutputManager.{name}", "grammar masks along each node's path")
+        for name in ("validate_tokens", "grammar_bitmask")
+    ),
+    Seam("vllm.v1.worker.gpu_model_runner:build_logitsprocs", "min_p and logit_bias on trees"),
+    Seam("vllm.v1.sample.logits_processor:BUILTIN_LOGITS_PROCESSORS", "the same"),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.init_device", "builds the runner", platform="cpu"),
     Seam("vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model", "costs are measured", platform="cpu"),
     Seam(
@@ -181,6 +198,7 @@ SEAMS: list[Seam] = [
     Seam("vllm.v1.sample.sampler:Sampler.apply_logits_processors", "a step of the walk is a step of plain decoding"),
     Seam("vllm.v1.sample.sampler:Sampler.sample", "the same"),
     Seam("vllm.v1.sample.sampler:Sampler.gather_logprobs", "log-probabilities of emitted tokens"),
+    Seam("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder", "thinking budgets on trees"),
     Seam("vllm.v1.sample.metadata:SamplingMetadata", "what a batch samples with"),
     Seam("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "the distribution that a margin is taken on"),
     Seam("vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor", "min_tokens inside a tree"),

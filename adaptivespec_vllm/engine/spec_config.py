@@ -25,6 +25,9 @@ from adaptivespec_vllm.engine.metrics import carry
 WORKERS = {"cpu": "adaptivespec_vllm.engine.v1.worker.AdaptiveSpecCPUWorker"}
 """Worker class of each supported platform."""
 
+SCHEDULER = "adaptivespec_vllm.engine.v1.scheduler.TreeScheduler"
+"""Scheduler class, whose grammars follow trees."""
+
 _INTERNAL = {"target_model_config", "target_parallel_config", "draft_model_config", "draft_parallel_config"}
 
 _REFUSED = {
@@ -128,6 +131,16 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
     target_parallel.worker_cls = worker
     carry.install()
     return config
+
+
+def choose_scheduler(scheduler_config: Any) -> None:
+    """Ask for our scheduler, by vLLM's own option ``scheduler_cls``."""
+    if scheduler_config.scheduler_cls not in (None, SCHEDULER):
+        raise ConfigError(
+            f"scheduler_cls: got {scheduler_config.scheduler_cls!r}; method 'adaptivespec' needs its own scheduler, "
+            "whose grammars follow trees; allowed: null"
+        )
+    scheduler_config.scheduler_cls = SCHEDULER
 
 
 def _check_foreign(key: str, value: Any) -> None:

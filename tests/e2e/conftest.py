@@ -35,6 +35,12 @@ def tiny_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a tokenizer, for what needs text."""
+    return tiny.add_tokenizer(tiny.make_target(tmp_path_factory.mktemp("tiny") / "speaker"))
+
+
+@pytest.fixture(scope="session")
 def make_llm(tiny_target: Path) -> Callable[..., Any]:
     def make(target: Path | None = None, **overrides: Any) -> Any:
         from vllm import LLM

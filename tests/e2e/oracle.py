@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Oracle:
         seed: of the random trees.
         max_nodes: nodes of a tree, at most.
         max_depth: levels of a tree, at most.
+        wrong: token ids of wrong siblings.
 
     """
 
@@ -35,11 +37,13 @@ class Oracle:
         seed: int = 0,
         max_nodes: int = 12,
         max_depth: int = 6,
+        wrong: Sequence[int] = range(3, 512),
     ) -> None:
         self._runner = runner
         self._truth = truth
         self._random = random.Random(seed)
         self._max_nodes, self._max_depth = max_nodes, max_depth
+        self._wrong = wrong
         self.hidden_lengths: list[int] = []
         self._stock = runner.drafter._draft
         runner.drafter._draft = self._draft
@@ -60,8 +64,7 @@ class Oracle:
                 continue
             future = self._truth[tuple(state.prompt_token_ids)][len(state.output_token_ids) :]
             trees.append(self._tree(future, shape, roots[b]))
-        runner.keep_trees(trees)
-        return [tree.tokens for tree in trees]
+        return runner.keep_trees(trees)
 
     def _tree(self, future: list[int], shape: TreeShape, root_position: int) -> DraftTree:
         rng = self._random
@@ -86,7 +89,7 @@ class Oracle:
                 true_rows.append(len(tokens))
                 continue
             parent = rng.choice([row for row in range(len(depths)) if depths[row] < shape.depth])
-            token = rng.randrange(3, 512)
+            token = rng.choice(self._wrong)
             # Wrong siblings only: the hidden length is what must be accepted, no less and no more.
             depth = depths[parent]
             is_true = parent in true_rows and depth < len(future) and token == future[depth]

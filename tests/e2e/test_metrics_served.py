@@ -142,15 +142,6 @@ def test_records_of_requests_add_up(served: Served) -> None:
     assert sum(record["num_draft_tokens"] for record in own) == values[f"{PREFIX}drafted_nodes_sum"]
 
 
-def test_structured_output_is_counted_as_chains(served: Served) -> None:
-    before = served.settled()
-    name = f"{PREFIX}chain_fallbacks_total/structured_output"
-    answer = served.chat("Name a fruit.", response_format={"type": "json_object"}, max_tokens=24)
-    served.answers.append(answer)
-    after = served.settled()
-    assert after[name] > before[name] == 0
-
-
 def test_no_text_anywhere(served: Served) -> None:
     """Neither questions nor answers, in the log, in the metrics or in the decisions."""
     words = {SECRET}

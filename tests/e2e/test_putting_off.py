@@ -43,11 +43,11 @@ def watched(llm: Any, every: int) -> Iterator[Drafts]:
     runner, seen = runner_of(llm), {}
     policy, keep = runner.policy, runner.keep_trees
 
-    def keep_trees(trees: list) -> None:
+    def keep_trees(trees: list) -> list[list[int]]:
         for request, tree in zip(runner.input_batch.req_ids, trees, strict=True):
             if len(tree):
                 seen[tuple(runner.requests[request].prompt_token_ids), tree.root_position] = tree.tokens
-        keep(trees)
+        return keep(trees)
 
     runner.policy, runner.keep_trees = Sometimes(runner.settings, every), keep_trees
     try:

@@ -95,7 +95,7 @@ def test_min_tokens(trees: Any, plain: Any, least: int) -> None:
     assert tokens_of(decode(trees, prompts, truth, params)) == expected
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
 def test_logprobs(make_llm: Callable[..., Any], tiny_head: Path, mode: str) -> None:
     """One entry an emitted token, each the target's, equal to plain decoding's."""
     prompts = random_prompts(4, seed=26)

@@ -6,11 +6,14 @@ Random models accept almost nothing of each other, so tests with them hide the t
 
 from __future__ import annotations
 
+import itertools
 import json
+import string
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 VOCABULARY = 512
 DRAFT_VOCABULARY = 256
@@ -116,6 +119,29 @@ def make_head(path: Path, *, max_len: int = 1024, draft_vocabulary: int = DRAFT_
         "torch_dtype": "float32",
     }
     return _write(path, config, state)
+
+
+def add_tokenizer(path: Path) -> Path:
+    """Give a target a tokenizer: every printable ASCII character, and pairs of small letters up to the vocabulary."""
+    special = ["<pad>", "<s>", "</s>"]
+    space, newline = "\u0120", "\u010a"  # as byte-level tokenizers write them
+    characters = [space, newline, *(chr(code) for code in range(33, 127))]
+    pairs = list(itertools.product(string.ascii_lowercase, repeat=2))[: VOCABULARY - len(special) - len(characters)]
+    tokens = [*special, *characters, *(first + second for first, second in pairs)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}",
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
 
 
 def _write(path: Path, config: dict, state: dict[str, torch.Tensor]) -> Path:

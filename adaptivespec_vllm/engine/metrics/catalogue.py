@@ -137,7 +137,7 @@ METRICS = (
     Metric(
         "chain_fallbacks",
         "counter",
-        "Trees that were drafted or verified as chains, by reason.",
+        "Trees that were verified as chains, by reason.",
         "trees",
         lambda stats: stats.chains,
         label="reason",

@@ -197,14 +197,13 @@ class TreeProposer(EagleProposer):
 
         """
         runner = self.runner
-        drafts = runner.drafting.drafts
+        drafts = runner.drafts
         places = [(place, b) for place, b in enumerate(self._chosen) if drafts[b]]
         if not places:
             trees = [DraftTree([], [], root) for root in roots]
         else:
             trees = self._grow(*(list(column) for column in zip(*places, strict=True)), roots, block_table)
-        runner.keep_trees(trees)
-        return [tree.tokens for tree in trees]
+        return runner.keep_trees(trees)
 
     def _grow(
         self, places: list[int], requests: list[int], roots: list[int], block_table: torch.Tensor

@@ -23,19 +23,24 @@ from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
+from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
-from adaptivespec_vllm.engine.v1.sampler import TreeRejectionSampler, follows_drafts
-from adaptivespec_vllm.engine.v1.stats import STRUCTURED_OUTPUT, THINKING_BUDGET, WorkerStats
+from adaptivespec_vllm.engine.v1.sampler import (
+    TreeRejectionSampler,
+    all_logits_processors,
+    sample_one_row_a_request,
+)
+from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
-from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape
+from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape, TreeTokens
 from adaptivespec_vllm.verify import RequestMargin
 
 if TYPE_CHECKING:
@@ -48,7 +53,8 @@ class TreeModelRunner(CPUModelRunner):
     """vLLM's CPU runner with trees."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        super().__init__(vllm_config, device)
+        with all_logits_processors():
+            super().__init__(vllm_config, device)
         self.decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
         """What a step costs here, once it is measured; a file in the configuration wins over it."""
@@ -97,6 +103,7 @@ class TreeModelRunner(CPUModelRunner):
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Learn where the cache keeps keys and values."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
+        sample_one_row_a_request(self.input_batch.thinking_budget_state_holder)
         layers = self.attention_layers()
         for layer in layers.values():
             try:
@@ -149,9 +156,6 @@ class TreeModelRunner(CPUModelRunner):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         with self.stats.timed("execute/prepare"):
             num_reqs, rows = self.input_batch.num_reqs, int(num_scheduled_tokens.sum())
-            chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
-            if chain_for_all:
-                self.pending.clear()  # the drafts of this step are verified as chains
             self.step = step = match_trees(
                 self.pending,
                 self.input_batch.req_ids,
@@ -160,8 +164,7 @@ class TreeModelRunner(CPUModelRunner):
                 num_scheduled_tokens,
                 self.input_ids.cpu[:rows].numpy(),
             )
-            chains = {THINKING_BUDGET: step.lost.total()} if chain_for_all and step.lost else step.lost
-            self.stats.chains.update(chains)
+            self.stats.chains.update(step.lost)
             step.slots = [table.slot_mapping.gpu[:rows].clone() for table in self.input_batch.block_table.block_tables]
             if step.has_trees:
                 self._place_trees(step)
@@ -327,9 +330,9 @@ class TreeModelRunner(CPUModelRunner):
 
     def _trips(self, req_id: str) -> tuple[bool, str | None]:
         """Whether a request's breaker is open, and the guard that holds its margin back."""
-        signal, settings = self.policy.signal(req_id), self.settings
-        open_breaker = signal.tripped and settings.tree.policy == "adaptive"  # no other policy minds it
-        return open_breaker, settings.margin and held_back_by(settings.margin, settings.guard, signal)
+        signal, margin = self.policy.signal(req_id), self.overrides(req_id).margin
+        open_breaker = signal.tripped and self.settings.tree.policy == "adaptive"  # no other policy minds it
+        return open_breaker, margin and held_back_by(margin, self.settings.guard, signal)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM rewinds the noise of partly prefilled requests by an offset that generators on the CPU do not have. Ours
@@ -354,15 +357,16 @@ class TreeModelRunner(CPUModelRunner):
     def margins(self) -> list[RequestMargin | None]:
         """The margin rule of each request in this step."""
         assert self.step is not None
-        if self.settings.margin is None:
-            return [None] * len(self.step.trees)
         return [
             self._margin(req_id) if drafted and len(tree) else None
             for req_id, tree, drafted in zip(self.input_batch.req_ids, self.step.trees, self.step.drafted, strict=True)
         ]
 
     def _margin(self, req_id: str) -> RequestMargin | None:
-        allowed = allowance(self.settings.margin, self.settings.guard, self.policy.signal(req_id))
+        margin = self.overrides(req_id).margin
+        if margin is None:
+            return None
+        allowed = allowance(margin, self.settings.guard, self.policy.signal(req_id))
         if allowed.max_log_ratio is None:
             return None
         params = self.requests[req_id].sampling_params
@@ -386,29 +390,36 @@ class TreeModelRunner(CPUModelRunner):
         rows[step.plan.targets] = step.plan.rows
         return torch.from_numpy(rows)
 
+    def overrides(self, req_id: str) -> Overrides:
+        """What the request changes for itself; the front end has refused whatever is not allowed."""
+        params = self.requests[req_id].sampling_params
+        assert params is not None
+        return overrides_of(params.extra_args, self.settings)
+
     def begin_drafting(self, rows: Sequence[int]) -> list[bool]:
-        """Ask the policy which requests draft, given the rows that each one takes in the head's first pass."""
-        self.drafting = self.policy.begin(self.input_batch.req_ids, self.sampled_requests(), rows)
-        return self.drafting.drafts
+        """Which requests draft, given the rows that each one takes in the head's first pass."""
+        requests = self.input_batch.req_ids
+        self.drafting = self.policy.begin(requests, self.sampled_requests(), rows)
+        self.drafts = [
+            drafts and self.overrides(req_id).drafts
+            for req_id, drafts in zip(requests, self.drafting.drafts, strict=True)
+        ]
+        return self.drafts
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         """The largest tree of each request."""
-        chain_for_all = follows_drafts(self.input_batch.sampling_metadata)
-        chosen = []
-        for req_id, shape in zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True):
-            if shape.nodes and (chain_for_all or self._needs_chain(req_id)):
-                if shape.width > 1 and not chain_for_all:
-                    self.stats.chains[STRUCTURED_OUTPUT] += 1
-                depth = min(shape.depth, shape.nodes)
-                shape = TreeShape(depth, 1, depth)
-            chosen.append(shape)
-        return chosen
+        shapes = zip(self.input_batch.req_ids, self.drafting.bounds(confidences), strict=True)
+        return [self.overrides(req_id).bound(shape) for req_id, shape in shapes]
 
-    def _needs_chain(self, req_id: str) -> bool:
-        """The order of the request's drafts must be that of a text: a grammar is advanced along them."""
+    def keep_trees(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        """Keep the trees just drafted until the scheduler sends their tokens back; what it is to get of each."""
+        req_ids = self.input_batch.req_ids
+        self.pending.update(zip(req_ids, trees, strict=True))
+        return [
+            TreeTokens(tree.tokens, tree.parents) if self._has_grammar(req_id) else tree.tokens
+            for req_id, tree in zip(req_ids, trees, strict=True)
+        ]
+
+    def _has_grammar(self, req_id: str) -> bool:
         params = self.requests[req_id].sampling_params
         return params is not None and params.structured_outputs is not None
-
-    def keep_trees(self, trees: Sequence[DraftTree]) -> None:
-        """Keep the trees just drafted until the scheduler sends their tokens back."""
-        self.pending.update(zip(self.input_batch.req_ids, trees, strict=True))

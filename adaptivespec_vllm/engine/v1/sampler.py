@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker import gpu_model_runner
 
-from adaptivespec_vllm.types import VerifyResult
 from adaptivespec_vllm.verify import StepwiseWalk, verify_greedy
 
 if TYPE_CHECKING:
@@ -25,9 +29,8 @@ if TYPE_CHECKING:
 class TreeRejectionSampler(RejectionSampler):
     """Walks trees with the target's own sampler.
 
-    Three ways, from the fastest: the fused walk (greedy, no logits processors); the stepwise walk (anything that one
-    ordinary sampling step a token can do); vLLM's rejection sampler on chains (a thinking budget, which follows
-    drafts by itself).
+    Two ways: the fused walk (greedy, no logits processors), and the stepwise walk, an ordinary sampling step of vLLM's
+    sampler a token (everything else).
     """
 
     runner: TreeModelRunner
@@ -48,10 +51,6 @@ class TreeRejectionSampler(RejectionSampler):
         if step is None:  # vLLM's own dummy runs
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         with self.runner.stats.timed("verify"):
-            if follows_drafts(sampling_metadata):
-                output = super().forward(metadata, draft_probs, logits, sampling_metadata)
-                step.result = _chain_result(output.sampled_token_ids)
-                return output
             margins = self.runner.margins()
             processed: list[torch.Tensor] | None = None
             if is_plain_greedy(sampling_metadata):
@@ -95,10 +94,34 @@ class TreeRejectionSampler(RejectionSampler):
         return self.sampler.gather_logprobs(values, most, emitted)
 
 
-def follows_drafts(metadata: SamplingMetadata) -> bool:
-    """A thinking budget is on in the batch: it changes logits by following the drafts in their order."""
+@contextmanager
+def all_logits_processors() -> Iterator[None]:
+    """While it lasts, a runner gets all built-in logits processors, as without speculation.
+
+    vLLM leaves out min_p and logit_bias, which its rejection sampler does not apply; the walks here do.
+    """
+    stock = gpu_model_runner.build_logitsprocs
+
+    def build(vllm_config: VllmConfig, device: torch.device, pin_memory: bool, *args: Any) -> LogitsProcessors:
+        return LogitsProcessors(kind(vllm_config, device, pin_memory) for kind in BUILTIN_LOGITS_PROCESSORS)
+
+    gpu_model_runner.build_logitsprocs = build
+    try:
+        yield
+    finally:
+        gpu_model_runner.build_logitsprocs = stock
+
+
+def sample_one_row_a_request(holder: ThinkingBudgetStateHolder | None) -> None:
+    """Let thinking budgets take each row of logits for the next token of a request, as without speculation."""
+    if holder is not None:
+        holder.in_spec_mode = False
+
+
+def _budgeted(metadata: SamplingMetadata) -> ThinkingBudgetStateHolder | None:
+    """The state of thinking budgets, if a request of the batch has one."""
     holder = metadata.thinking_budget_state_holder
-    return holder is not None and holder.has_tracked_requests()
+    return holder if holder is not None and holder.has_tracked_requests() else None
 
 
 def is_plain_greedy(metadata: SamplingMetadata) -> bool:
@@ -106,6 +129,7 @@ def is_plain_greedy(metadata: SamplingMetadata) -> bool:
     return (
         metadata.all_greedy
         and metadata.no_penalties
+        and _budgeted(metadata) is None
         and not metadata.bad_words_token_ids
         and metadata.allowed_token_ids_mask is None
         and all(_idle(processor) for processor in metadata.logitsprocs.non_argmax_invariant)
@@ -152,9 +176,11 @@ class _Draw:
             ]
             if self._metadata.output_token_ids
             else [],
+            spec_token_ids=None,
             logitsprocs=_Processors(self._metadata.logitsprocs, emitted),
         )
-        processed = self._sampler.apply_logits_processors(logits.float(), metadata, predict_bonus_token=False)
+        with _budgets_of(_budgeted(metadata), walking):
+            processed = self._sampler.apply_logits_processors(logits.float(), metadata, predict_bonus_token=False)
         distribution = self._distribution(processed, metadata) if self._keep_distribution else processed
         sampled, kept = self._sampler.sample(processed, metadata)
         if self._keep_processed:
@@ -171,8 +197,24 @@ class _Draw:
         assert metadata.temperature is not None
         random = metadata.temperature >= 1e-5
         tempered = logits / torch.where(random, metadata.temperature, 1.0)[:, None]
+        for processor in metadata.logitsprocs.argmax_invariant:
+            tempered = processor.apply(tempered)
         truncated = apply_top_k_top_p(tempered, metadata.top_k, metadata.top_p)
         return torch.where(random[:, None], truncated, logits)
+
+
+@contextmanager
+def _budgets_of(holder: ThinkingBudgetStateHolder | None, walking: list[bool]) -> Iterator[None]:
+    """While it lasts, only the budgets of requests that still walk are counted: a token is counted once."""
+    if holder is None:
+        yield
+        return
+    states = holder._state
+    holder._state = {b: state for b, state in states.items() if walking[b]}
+    try:
+        yield
+    finally:
+        holder._state = states
 
 
 class _Processors:
@@ -209,17 +251,3 @@ def _idle(processor: Any) -> bool:
     if isinstance(processor, MinTokensLogitsProcessor):
         return not processor.min_toks
     return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases
-
-
-def _chain_result(sampled: torch.Tensor) -> VerifyResult:
-    """What vLLM's rejection sampler accepted of chains."""
-    lengths = ((sampled != PLACEHOLDER_TOKEN_ID).sum(dim=1) - 1).clamp(min=0).int()
-    depth = max(int(lengths.max()), 1)
-    at = torch.arange(depth, dtype=torch.int32)[None, :]
-    return VerifyResult(
-        paths=torch.where(at < lengths[:, None], at + 1, -1).int(),
-        lengths=lengths,
-        next_tokens=sampled.gather(1, lengths[:, None].long()).flatten().long(),
-        promotions=torch.zeros_like(lengths),
-        regrets=torch.zeros(len(lengths)),
-    )

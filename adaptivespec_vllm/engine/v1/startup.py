@@ -10,14 +10,14 @@ from vllm.logger import init_logger
 from adaptivespec_vllm import __version__, ops
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.config.schema import ShapeConfig
+from adaptivespec_vllm.engine.front_end import REFUSED_PARAMETERS
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 
 logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
-_CHAINS = "requests with structured output; with a thinking budget in the batch, all of it"
-_BAD_REQUESTS = "min_p, logit_bias (vLLM refuses them with any speculation)"
+_TREES = "all requests, with grammars, penalties and bans too; none in beam search"
 
 
 def announce(runner: TreeModelRunner) -> None:
@@ -43,8 +43,8 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "ops", ops.describe()["cpu"]
     if runner.policy.costs is not None:
         yield "costs", f"from {settings.tree.costs}" if settings.tree.costs else "measured on this machine"
-    yield "chains for", _CHAINS
-    yield "HTTP 400 for", _BAD_REQUESTS
+    yield "trees for", _TREES
+    yield "HTTP 400 for", ", ".join(REFUSED_PARAMETERS)
     if runner.decision_log is not None:
         yield "decisions", f"logged to {runner.decision_log.path}"
     if runner.checks:

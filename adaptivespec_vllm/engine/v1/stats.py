@@ -15,10 +15,8 @@ from typing import Any
 
 from adaptivespec_vllm.types import DraftTree
 
-THINKING_BUDGET, STRUCTURED_OUTPUT = "thinking_budget", "structured_output"
-
-CHAIN_REASONS = (STRUCTURED_OUTPUT, THINKING_BUDGET, "no_tree", "moved_root", "other_tokens")
-"""Why drafts are a chain: the request needs one (the first two), or its list came back as no tree that was drafted."""
+CHAIN_REASONS = ("no_tree", "moved_root", "other_tokens")
+"""Why drafts are a chain: their list came back from the scheduler as no tree that was drafted."""
 
 
 @dataclass(slots=True)

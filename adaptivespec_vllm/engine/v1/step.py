@@ -12,7 +12,7 @@ import torch
 
 from adaptivespec_vllm.kv import CommitPlan, plan_commit
 from adaptivespec_vllm.tree import batch_trees
-from adaptivespec_vllm.types import DraftTree, TreeBatch, VerifyResult
+from adaptivespec_vllm.types import DraftTree, TreeBatch, TreeTokens, VerifyResult
 
 
 @dataclass
@@ -71,8 +71,8 @@ def match_trees(
     """Match the lists of draft tokens that the scheduler sent with the trees they were.
 
     A list is the tree it was drafted as only if the root is where it was and the list is a prefix of the tree's
-    tokens (the scheduler may cut it). Any other list (padding, a list of an earlier life of the request) is taken as
-    a chain, which is right for any tokens.
+    tokens (the scheduler may cut it), or says itself which part of the tree it is (a grammar forbade the rest). Any
+    other list (padding, a list of an earlier life of the request) is taken as a chain, which is right for any tokens.
 
     Args:
         pending: drafted trees by request; those of scheduled requests are taken out.
@@ -93,11 +93,15 @@ def match_trees(
         position = int(computed[b]) + rows - 1 - len(tokens)
         tree = pending.pop(req_id, None)
         sequential = rows == len(tokens) + 1
-        if tree is not None and sequential and tree.root_position == position and tree.tokens[: len(tokens)] == tokens:
-            trees.append(tree.cut(len(tokens)))
+        at_root = tree is not None and sequential and tree.root_position == position
+        part = _part(tree, tokens) if tree is not None and at_root else None
+        if part is not None:
+            trees.append(part)
             drafted.append(True)
         else:
-            trees.append(DraftTree.chain(list(tokens), position))
+            # Grammar masks follow the tree that the scheduler knows: a text is accepted only as far as that agrees.
+            chain = tokens.as_chain() if isinstance(tokens, TreeTokens) else list(tokens)
+            trees.append(DraftTree.chain(chain, position))
             drafted.append(False)
             if tokens:
                 moved = tree is not None and tree.root_position != position
@@ -112,3 +116,14 @@ def match_trees(
         batch=batch_trees(trees, root_tokens[root_rows].tolist()),
         lost=lost,
     )
+
+
+def _part(tree: DraftTree, tokens: list[int]) -> DraftTree | None:
+    """The part of a tree that a list of tokens is, if it is one."""
+    if not isinstance(tokens, TreeTokens):
+        part = tree.cut(len(tokens))
+    elif tokens.rows[-1:] <= [len(tree)] and [tree.parents[row - 1] for row in tokens.rows] == tokens.parents:
+        part = tree.pick(tokens.rows)
+    else:
+        return None
+    return part if part.tokens == tokens else None

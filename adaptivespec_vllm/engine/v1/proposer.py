@@ -78,12 +78,16 @@ class TreeProposer(EagleProposer):
     def propose(self, num_speculative_tokens: int, **kwargs: Any) -> list[list[int]]:  # type: ignore[override]
         """Draft the trees of the batch and hand their tokens to the scheduler, best nodes first."""
         stats = self.runner.stats
-        with stats.timed("draft/first"):
-            self._run_first_pass(**kwargs)
-        with stats.timed("draft/levels"):
-            ends = kwargs["common_attn_metadata"].query_start_loc_cpu[1:].long()
-            roots = kwargs["target_positions"][ends - 1] + 1
-            return self._draft(roots.tolist(), kwargs["common_attn_metadata"].block_table_tensor)
+        common: CommonAttentionMetadata = kwargs["common_attn_metadata"]
+        roots = (kwargs["target_positions"][common.query_start_loc_cpu[1:].long() - 1] + 1).tolist()
+        with self.runner.faults.tolerated("drafting"):
+            with stats.timed("draft/first"):
+                self._run_first_pass(**kwargs)
+            with stats.timed("draft/levels"):
+                return self._draft(roots, common.block_table_tensor)
+        self.runner.drafting = None
+        self.runner.keep_trees([DraftTree([], [], root) for root in roots])
+        return [[] for _ in roots]
 
     def _run_first_pass(self, **kwargs: Any) -> None:
         """vLLM's first pass over the requests that need it; the rows of the others are put off."""
@@ -137,8 +141,10 @@ class TreeProposer(EagleProposer):
             "target_hidden_states": rows.hidden,
         }
         tokens_a_step = self.num_speculative_tokens
-        super().propose(0, **kwargs)  # zero tokens ask for the first pass only
-        self.num_speculative_tokens = tokens_a_step  # it sizes vLLM's dummy runs
+        try:
+            super().propose(0, **kwargs)  # zero tokens ask for the first pass only
+        finally:
+            self.num_speculative_tokens = tokens_a_step  # it sizes vLLM's dummy runs
 
     def run_first_pass_alone(self, hidden: torch.Tensor, context: int) -> None:
         """The first pass with a row a request behind a made-up context, for the time it takes; nothing is kept.

@@ -27,6 +27,7 @@ from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
+from adaptivespec_vllm.engine.v1.faults import DraftFaults
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import (
@@ -37,6 +38,7 @@ from adaptivespec_vllm.engine.v1.sampler import (
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.policy import make_policy
+from adaptivespec_vllm.policy.base import Drafting
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
@@ -59,6 +61,7 @@ class TreeModelRunner(CPUModelRunner):
         self.costs: Costs | None = None
         """What a step costs here, once it is measured; a file in the configuration wins over it."""
         self.configure(vllm_config.speculative_config.adaptivespec)
+        self.faults = DraftFaults(self.parallel_config.world_size)
         self.drafter = TreeProposer(vllm_config, device, self)
         self.rejection_sampler = TreeRejectionSampler(self)
         self.stats = WorkerStats()
@@ -67,6 +70,8 @@ class TreeModelRunner(CPUModelRunner):
         self.promoted: Counter[str] = Counter()
         """Promoted tokens by request, since it began."""
         self.step: Step | None = None
+        self.drafting: Drafting | None = None
+        """The policy's view of the step's trees, from the first pass of the head on; None where drafting failed."""
         self.pending: dict[str, DraftTree] = {}
         """Trees handed to the scheduler, by request, until it schedules them."""
         self._attention_steps: list[TreeAttentionStep] = []
@@ -235,7 +240,8 @@ class TreeModelRunner(CPUModelRunner):
         with self.stats.timed("sample"):
             try:
                 output = super().sample_tokens(grammar_output)
-                if self._decides_by_measured_costs() and self.step is not None and all(self.step.deferred):
+                measured = self._decides_by_measured_costs() and self.drafting is not None
+                if measured and self.step is not None and all(self.step.deferred):
                     self._overhead.end(self.costs.target(self.step.num_rows) + self.drafting.seconds)
             finally:
                 self.step = None
@@ -264,7 +270,8 @@ class TreeModelRunner(CPUModelRunner):
             integrity.check_integrity(self)
         with self.stats.timed("commit"):
             self._commit(self.step)
-        self._learn(self.step)
+        with self.faults.tolerated("learning from drafts"):
+            self._learn(self.step)
 
     def _commit(self, step: Step) -> None:
         """Write the keys and values of accepted draft rows, and of no others, to the cache."""

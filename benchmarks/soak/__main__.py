@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,19 @@ _SETTLE_SECONDS = 30
 LARGEST_TREE = {"policy": "static", "shape": {"depth": 8, "width": 8, "nodes": 63}}
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What is run: target and speculative configuration, the load, and the server's room for keys and values."""
+
+    model: Path
+    options: dict[str, Any]
+    load: str
+    clients: int
+    seconds: float
+    kv_mb: int
+    seed: int
+
+
 def main(
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, max=120, help="Length of the load.")] = 1.0,
     clients: Annotated[int, typer.Option("--clients", min=1, max=256)] = 64,
@@ -42,7 +56,9 @@ def main(
     kv_mb: Annotated[int, typer.Option("--kv-mb", help="Keys and values of the server; small: preemptions.")] = 72,
     each: Annotated[int, typer.Option("--each", min=1, help="Cases of each kind.")] = 4,
     seed: Annotated[int, typer.Option("--seed")] = 0,
-    output: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here, and the servers' logs beside it.")
+    ] = None,
 ) -> None:
     """Load a server with requests of every kind and check what can be known of the answers.
 
@@ -59,19 +75,19 @@ def main(
     if kind == "hostile":
         options["tree"] = LARGEST_TREE
     pool = _pool(model, each, seed)
+    settings = Settings(model, options, kind, clients, minutes * 60, kv_mb, seed)
     console = Console(width=130)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        logs = Path(temporary) if output is None else output.with_suffix(".logs")
+        logs.mkdir(parents=True, exist_ok=True)
         try:
-            result = asyncio.run(
-                _run(pool, model, options, kind, clients, minutes * 60, kv_mb, seed, Path(folder), console)
-            )
+            result = asyncio.run(_run(settings, pool, logs, console))
         except ServerDied as death:
             console.print(f"FAULT {death}", markup=False)
             raise typer.Exit(1) from None
     console.print(shown(result))
     if output is not None:
-        settings = {"minutes": minutes, "clients": clients, "load": kind, "kv_mb": kv_mb, "each": each, "seed": seed}
-        where = provenance(**settings, model=str(model), speculative_config=options)
+        where = provenance(**asdict(settings) | {"model": str(model), "each": each})
         output.write_text(json.dumps({"provenance": where} | result, indent=1))
     raise typer.Exit(1 if result["faults"] else 0)
 
@@ -82,41 +98,30 @@ def _pool(model: Path, each: int, seed: int) -> Pool:
     return Pool(prompts, AutoConfig.from_pretrained(model).vocab_size, MAX_MODEL_LEN, each, seed)
 
 
-async def _run(
-    pool: Pool,
-    model: Path,
-    options: dict[str, Any],
-    kind: str,
-    clients: int,
-    seconds: float,
-    kv_mb: int,
-    seed: int,
-    folder: Path,
-    console: Console,
-) -> dict[str, Any]:
-    common = [str(model), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager"]
+async def _run(settings: Settings, pool: Pool, folder: Path, console: Console) -> dict[str, Any]:
+    common = [str(settings.model), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager"]
     # Room for everything: nothing is preempted or prefilled in chunks in the reference.
     roomy = ["--kv-cache-memory-bytes", str(512 << 20), "--max-num-seqs", "8", "--max-num-batched-tokens", "4096"]
     scarce = [
-        *("--kv-cache-memory-bytes", str(kv_mb << 20), "--block-size", "32", "--max-num-seqs", "16"),
+        *("--kv-cache-memory-bytes", str(settings.kv_mb << 20), "--block-size", "32", "--max-num-seqs", "16"),
         *("--max-num-batched-tokens", "64", "--enable-chunked-prefill", "--enable-prefix-caching"),
         *("--scheduling-policy", "priority"),
     ]
     plain = {}
-    if kind == "mixed":
+    if settings.load == "mixed":
         async with Server([*common, *roomy, "--logprobs-mode", "processed_logprobs"], folder / "plain.log") as server:
             plain = await plain_answers(server, pool.cases)
         console.print(f"{len(plain)} cases decoded plainly", highlight=False)
     file = folder / "adaptivespec.json"
-    file.write_text(json.dumps(options))
+    file.write_text(json.dumps(settings.options))
 
     def draw(rng: random.Random) -> Case:
-        return rng.choice(pool.cases) if kind == "mixed" else hostile(pool, rng)
+        return rng.choice(pool.cases) if settings.load == "mixed" else hostile(pool, rng)
 
     log = folder / "server.log"
     async with Server([*common, *scarce, "--speculative-config", str(file)], log) as server:
         await server.counters()
-        outcome = await load(server, draw, plain, clients, seconds, seed)
+        outcome = await load(server, draw, plain, settings.clients, settings.seconds, settings.seed)
         metrics = await _settled(server)
         counters = await server.counters()
         await _alone(server, pool, plain, outcome)

@@ -154,8 +154,6 @@ _REFUSED = [
         lambda pool, rng: rng.choice(
             [
                 {"prompt": []},
-                {"min_p": 0.2, "temperature": 1.0},
-                {"logit_bias": {"5": 2.0}},
                 {"prompt": [1] * pool.max_model_len},
                 {"max_tokens": -1},
                 {"n": 3},  # greedy answers would all be the same

@@ -106,6 +106,6 @@ class Server:
         return reply.json()["results"][0]
 
     def faults(self) -> list[str]:
-        """Lines of the log that speak of an error."""
+        """Errors of the engine in the log. (The front end also logs those that it answers with HTTP 400.)"""
         lines = self._log.read_text(errors="replace").splitlines()
-        return [line for line in lines if " ERROR " in line or line.startswith("Traceback")]
+        return [line for line in lines if " ERROR " in line and line.startswith(("(EngineCore", "(Worker"))]

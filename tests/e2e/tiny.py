@@ -20,7 +20,9 @@ DRAFT_VOCABULARY = 256
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 64, 128, 4, 2, 32, 4
 
 
-def make_target(path: Path, *, architecture: str = "LlamaForCausalLM", max_len: int = 1024) -> Path:
+def make_target(
+    path: Path, *, architecture: str = "LlamaForCausalLM", max_len: int = 1024, vocabulary: int = VOCABULARY
+) -> Path:
     """Write a random target; ``architecture`` may also be ``Qwen3ForCausalLM``."""
     generator = torch.Generator().manual_seed(7)
 
@@ -30,9 +32,9 @@ def make_target(path: Path, *, architecture: str = "LlamaForCausalLM", max_len: 
     q, kv = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
     state = {
         # Large embeddings and head: flat distributions would be full of near-ties.
-        "model.embed_tokens.weight": weight(VOCABULARY, HIDDEN, scale=1.0),
+        "model.embed_tokens.weight": weight(vocabulary, HIDDEN, scale=1.0),
         "model.norm.weight": torch.ones(HIDDEN),
-        "lm_head.weight": weight(VOCABULARY, HIDDEN, scale=0.5),
+        "lm_head.weight": weight(vocabulary, HIDDEN, scale=0.5),
     }
     for i in range(LAYERS):
         prefix = f"model.layers.{i}"
@@ -53,7 +55,7 @@ def make_target(path: Path, *, architecture: str = "LlamaForCausalLM", max_len: 
     config = {
         "architectures": [architecture],
         "model_type": "qwen3" if architecture == "Qwen3ForCausalLM" else "llama",
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
         "num_hidden_layers": LAYERS,
@@ -72,7 +74,9 @@ def make_target(path: Path, *, architecture: str = "LlamaForCausalLM", max_len: 
     return _write(path, config, state)
 
 
-def make_head(path: Path, *, max_len: int = 1024, draft_vocabulary: int = DRAFT_VOCABULARY) -> Path:
+def make_head(
+    path: Path, *, max_len: int = 1024, draft_vocabulary: int = DRAFT_VOCABULARY, vocabulary: int = VOCABULARY
+) -> Path:
     """Write a random EAGLE-3 head for the target above."""
     generator = torch.Generator().manual_seed(8)
 
@@ -80,7 +84,7 @@ def make_head(path: Path, *, max_len: int = 1024, draft_vocabulary: int = DRAFT_
         return torch.randn(*shape, generator=generator) * scale
 
     q, kv = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
-    kept = torch.randperm(VOCABULARY, generator=generator)[:draft_vocabulary].sort().values
+    kept = torch.randperm(vocabulary, generator=generator)[:draft_vocabulary].sort().values
     state = {
         "fc.weight": weight(HIDDEN, 3 * HIDDEN),
         "midlayer.hidden_norm.weight": torch.ones(HIDDEN),
@@ -96,14 +100,14 @@ def make_head(path: Path, *, max_len: int = 1024, draft_vocabulary: int = DRAFT_
         "norm.weight": torch.ones(HIDDEN),
         "lm_head.weight": weight(draft_vocabulary, HIDDEN, scale=0.5),
     }
-    if draft_vocabulary < VOCABULARY:
+    if draft_vocabulary < vocabulary:
         state["d2t"] = kept - torch.arange(draft_vocabulary)
-        state["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill_(0, kept, True)
+        state["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, kept, True)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
         "model_type": "llama",
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "draft_vocab_size": draft_vocabulary,
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,

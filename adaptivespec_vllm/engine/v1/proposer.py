@@ -49,6 +49,10 @@ class TreeProposer(EagleProposer):
         """Load the head, and keep what its passes return."""
         super().load_model(target_model)
         self.model.register_forward_hook(self._keep_output)
+        self.adopt_weights()
+
+    def adopt_weights(self) -> None:
+        """Make the head anew of the model's weights as they are now: it packs a copy of them."""
         self.head = Eagle3Head(self.model)
 
     def _keep_output(self, module: torch.nn.Module, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:

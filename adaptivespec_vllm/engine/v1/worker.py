@@ -60,6 +60,11 @@ class AdaptiveSpecCPUWorker(CPUWorker):
             startup.announce(self.model_runner)
         return super().compile_or_warm_up_model()
 
+    def finish_weight_update(self) -> None:
+        """As vLLM's; whatever was derived from the head's weights follows them."""
+        super().finish_weight_update()
+        self.model_runner.drafter.adopt_weights()
+
     def adaptivespec_stats(self, reset: bool = True) -> dict[str, Any]:
         """Counters since the last reset (``WorkerStats``)."""
         stats = self.model_runner.totals.as_dict()

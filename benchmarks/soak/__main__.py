@@ -104,7 +104,9 @@ async def _run(settings: Settings, pool: Pool, folder: Path, console: Console) -
     roomy = ["--kv-cache-memory-bytes", str(512 << 20), "--max-num-seqs", "8", "--max-num-batched-tokens", "4096"]
     scarce = [
         *("--kv-cache-memory-bytes", str(settings.kv_mb << 20), "--block-size", "32", "--max-num-seqs", "16"),
-        *("--max-num-batched-tokens", "64", "--enable-chunked-prefill", "--enable-prefix-caching"),
+        # A tree of 63 nodes alone would take a step of 64 rows.
+        *("--max-num-batched-tokens", "64" if settings.load == "mixed" else "512", "--enable-chunked-prefill"),
+        "--enable-prefix-caching",
         *("--scheduling-policy", "priority"),
     ]
     plain = {}

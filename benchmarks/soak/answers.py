@@ -77,8 +77,8 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any], leave_after: int | 
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             data = json.loads(line.removeprefix("data: "))
-            if "error" in data:
-                return Answer(500, choices, line)
+            if "error" in data:  # found after the stream had begun
+                return Answer(int(data["error"].get("code") or 500), choices, line)
             for part in data["choices"]:
                 choices[part["index"]].add(part)
             chunks += 1

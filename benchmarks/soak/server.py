@@ -42,7 +42,12 @@ class Server:
             port = free.getsockname()[1]
         command = [str(Path(sys.executable).with_name("vllm")), "serve", *self._arguments]
         # The development endpoints hand out our counters; the address is loopback's.
-        environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+        # oneDNN keeps code for each number of rows that it met, up to 1024 of them: memory that grows but is no leak.
+        environment = os.environ | {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_LOGGING_LEVEL": "INFO",
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
+        }
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
         with self._log.open("w") as log:
             self._process = psutil.Popen(

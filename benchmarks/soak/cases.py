@@ -147,6 +147,11 @@ _MIXED = [
             "seed": rng.randrange(1000),
         }
     ),
+    _case("min_p and logit_bias")(
+        lambda pool, rng: rng.choice(
+            [{"logit_bias": {str(rng.randrange(pool.vocabulary)): 6.0}}, {"min_p": 0.1, "temperature": 1.0, "seed": 3}]
+        )
+    ),
     _case("sampled", "form")(lambda pool, rng: {"temperature": 1.0, "n": rng.randint(1, 3), "ignore_eos": True}),
 ]
 _REFUSED = [

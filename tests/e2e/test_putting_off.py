@@ -54,6 +54,7 @@ def watched(llm: Any, every: int) -> Iterator[Drafts]:
         yield seen
     finally:
         runner.policy, runner.keep_trees = policy, keep
+        policy.signals.clear()  # those requests have ended without it
 
 
 @pytest.mark.parametrize("batch", [1, 6])

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS = (*range(1, 17), 20, 24, 32, 48, 64, 96, 128, 192, 256)
 REPEATS = 3
 MAX_SECONDS = 4.0
 """Of one table; larger numbers of rows are left to the last slope when it is used up."""

@@ -7,7 +7,7 @@ Only ratios of seconds decide anything, so any unit does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,6 +17,10 @@ from adaptivespec_vllm.config import ConfigError, key_error, read, shown
 
 _FAR = float(1 << 24)
 """Rows that no step reaches; where the last slope ends."""
+
+
+_LEAST = 1e-9
+"""Seconds of anything, at least."""
 
 
 class CostTable:
@@ -72,6 +76,22 @@ class Costs:
     first: CostTable
     level: CostTable
     overhead: float = 0.0
+
+    def corrected(self, residuals: Sequence[tuple[int, float]]) -> Costs:
+        """These costs, with what steps took beyond them.
+
+        What steps of the fewest rows took is overhead; what others took more or less than these is the target's:
+        between rows that were seen by interpolation, above them as at the last.
+
+        Args:
+            residuals: (rows of the target's pass, seconds beyond the modelled ones), rows ascending; at least one.
+
+        """
+        rows, seconds = zip(*residuals, strict=True)
+        at = sorted({*rows, *(r for r, _ in self.target.points)})
+        more = np.interp(at, rows, seconds) - seconds[0]
+        target = ((r, max(self.target(r) + float(m), _LEAST)) for r, m in zip(at, more, strict=True))
+        return replace(self, target=CostTable(target), overhead=max(0.0, seconds[0]))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON and for :meth:`from_dict`."""

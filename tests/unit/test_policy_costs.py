@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,3 +127,29 @@ class TestFiles:
             Costs.from_dict(GOOD | {key: value})
         except ConfigError as error:
             assert "\n" not in str(error)
+
+
+class TestCorrected:
+    COSTS = Costs(
+        target=CostTable([(1, 10.0), (6, 10.5), (12, 12.0)]), first=CostTable([(1, 1.0)]), level=CostTable([(1, 0.5)])
+    )
+
+    def test_steps_of_one_number_of_rows_tell_of_overhead_only(self) -> None:
+        corrected = self.COSTS.corrected([(6, 2.0)])
+        assert corrected == replace(self.COSTS, overhead=2.0)
+
+    def test_what_more_rows_take_besides_is_the_targets(self) -> None:
+        corrected = self.COSTS.corrected([(2, 2.0), (6, 3.0), (9, 6.0)])
+        assert corrected.overhead == 2.0
+        known = {1: 10.0, 2: 10.1, 6: 11.5, 9: 11.25 + 4.0, 12: 12.0 + 4.0}
+        assert {rows: corrected.target(rows) for rows in known} == pytest.approx(known)
+        assert (corrected.first, corrected.level) == (self.COSTS.first, self.COSTS.level)
+
+    def test_more_rows_never_cost_less(self) -> None:
+        corrected = self.COSTS.corrected([(1, 5.0), (6, -20.0)])
+        assert corrected.overhead == 5.0
+        seconds = [corrected.target(rows) for rows in range(1, 20)]
+        assert seconds == sorted(seconds) and seconds[0] > 0
+
+    def test_less_than_nothing_is_nothing(self) -> None:
+        assert self.COSTS.corrected([(1, -3.0)]).overhead == 0.0

@@ -6,9 +6,8 @@ programs. The target runs without a batch's metadata, so the attention of its tr
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -40,9 +39,6 @@ CONTEXT = 256
 """Tokens before the rows whose attention is measured."""
 
 _WIDTH = 4
-
-OVERHEAD_STEPS = 64
-"""Steps whose median is the overhead."""
 
 
 def costs_of(runner: TreeModelRunner) -> Costs:
@@ -226,34 +222,6 @@ class _Measurement:
                 )
 
         return self._table(run)
-
-
-class Overhead:
-    """What a step takes beside its modelled parts, seen while decoding: the median, so that no outlier counts."""
-
-    def __init__(self) -> None:
-        self._rest: list[float] = []
-        self._began = 0.0
-        self._requests: frozenset[str] = frozenset()
-        self._expected: float | None = None
-
-    def begin(self, requests: Iterable[str]) -> float | None:
-        """A step begins; seconds, when enough steps have been seen since the last answer.
-
-        Only the time between two steps of the same requests counts: with others, the engine may have waited for them.
-        """
-        now, same = time.perf_counter(), frozenset(requests)
-        if self._expected is not None and same == self._requests:
-            self._rest.append(now - self._began - self._expected)
-        self._began, self._requests, self._expected = now, same, None
-        if len(self._rest) < OVERHEAD_STEPS:
-            return None
-        rest, self._rest = statistics.median(self._rest), []
-        return max(0.0, rest)
-
-    def end(self, expected: float) -> None:
-        """A step that only decoded ends; ``expected`` seconds are those of its parts."""
-        self._expected = expected
 
 
 def _seconds(run: Callable[[int], object], rows: int) -> float:

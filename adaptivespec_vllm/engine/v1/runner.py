@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
-from adaptivespec_vllm.engine.v1.costs import Overhead, agreed, costs_of
+from adaptivespec_vllm.engine.v1.costs import agreed, costs_of
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
 from adaptivespec_vllm.engine.v1.faults import DraftFaults
 from adaptivespec_vllm.engine.v1.first_pass import metadata_of
@@ -37,6 +36,7 @@ from adaptivespec_vllm.engine.v1.sampler import (
 )
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
+from adaptivespec_vllm.engine.v1.step_times import StepTimes
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import Drafting
 from adaptivespec_vllm.policy.costs import Costs
@@ -59,7 +59,7 @@ class TreeModelRunner(CPUModelRunner):
             super().__init__(vllm_config, device)
         self.decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.costs: Costs | None = None
-        """What a step costs here, once it is measured; a file in the configuration wins over it."""
+        """What a step costs here, as measured at start; a file in the configuration wins over it."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.faults = DraftFaults(self.parallel_config.world_size)
         self.drafter = TreeProposer(vllm_config, device, self)
@@ -82,7 +82,7 @@ class TreeModelRunner(CPUModelRunner):
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
         self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
-        self._overhead = Overhead()
+        self._step_times = StepTimes()
         if self.decision_log is not None:
             self.policy = Recorded(self.policy, self.decision_log.write)
         self.max_width = settings.max_width
@@ -148,14 +148,14 @@ class TreeModelRunner(CPUModelRunner):
         """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
         self.step = None
         self._attention_steps = []
-        self._learn_overhead(scheduler_output)
+        self._learn_costs(scheduler_output)
         with self.stats.timed("execute"):
             return super().execute_model(scheduler_output, intermediate_tensors)
 
-    def _learn_overhead(self, scheduler_output: SchedulerOutput) -> None:
-        seconds = self._overhead.begin(scheduler_output.num_scheduled_tokens)
-        if seconds is not None and self._decides_by_measured_costs():
-            self.policy.costs = self.costs = replace(self.costs, overhead=agreed(seconds))
+    def _learn_costs(self, scheduler_output: SchedulerOutput) -> None:
+        residuals = self._step_times.begin(scheduler_output.num_scheduled_tokens)
+        if residuals is not None and self._decides_by_measured_costs():
+            self.policy.costs = self.costs.corrected(agreed(residuals))
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
@@ -242,7 +242,8 @@ class TreeModelRunner(CPUModelRunner):
                 output = super().sample_tokens(grammar_output)
                 measured = self._decides_by_measured_costs() and self.drafting is not None
                 if measured and self.step is not None and all(self.step.deferred):
-                    self._overhead.end(self.costs.target(self.step.num_rows) + self.drafting.seconds)
+                    rows = self.step.num_rows
+                    self._step_times.end(rows, self.costs.target(rows) + self.drafting.seconds)
             finally:
                 self.step = None
         return self._with_counts(output)

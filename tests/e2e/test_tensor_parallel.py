@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.envs import disable_envs_cache
 
 from adaptivespec_vllm.config import resolve
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
@@ -22,6 +23,7 @@ FULL = {
 @pytest.fixture(scope="module")
 def two(make_llm: Callable[..., Any], tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An engine of two ranks whose caches differ: the second one holds no costs of the first."""
+    disable_envs_cache()  # an engine before this one has turned it on
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
         patch.setenv("VLLM_ADAPTIVESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -53,9 +55,9 @@ def watch(worker: Any) -> None:
     runner = worker.model_runner
     runner.noted, keep = [], runner.keep_trees
 
-    def keep_trees(trees: list) -> None:
+    def keep_trees(trees: list) -> list[list[int]]:
         runner.noted += [(tree.root_position, tree.tokens, tree.parents) for tree in trees]
-        keep(trees)
+        return keep(trees)
 
     runner.keep_trees = keep_trees
 

@@ -31,6 +31,7 @@ DEPENDS = [
     "csrc/include/adaptivespec/walk.h",
     "csrc/cpu/attention.h",
     "csrc/cpu/checks.h",
+    "csrc/cpu/each_isa.inc",
     "csrc/cpu/isa.h",
     "csrc/cpu/isa_begin.inc",
     "csrc/cpu/isa_end.inc",

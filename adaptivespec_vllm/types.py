@@ -159,7 +159,8 @@ class TreeTokens(list[int]):
     def paths(self) -> list[list[int]]:
         """Places in the list (from 0) from a child of the root to each leaf; of no tokens, one empty path."""
         place = {row: i for i, row in enumerate(self.rows)}
-        leaves = [i for i, row in enumerate(self.rows) if row not in set(self.parents)]
+        inner = set(self.parents)
+        leaves = [i for i, row in enumerate(self.rows) if row not in inner]
         paths = []
         for leaf in leaves:
             path = [leaf]

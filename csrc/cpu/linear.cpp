@@ -5,24 +5,8 @@
 #include "isa.h"
 #include "ops.h"
 
-#ifdef ADAPTIVESPEC_X86
-#define ADAPTIVESPEC_ISA_AVX512
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "linear.inc"
-#include "isa_end.inc"
-
-#define ADAPTIVESPEC_ISA_AVX2
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "linear.inc"
-#include "isa_end.inc"
-#endif
-
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "linear.inc"
-#include "isa_end.inc"
+#define ADAPTIVESPEC_KERNELS "linear.inc"
+#include "each_isa.inc"
 
 namespace adaptivespec {
 

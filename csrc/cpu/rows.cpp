@@ -6,24 +6,8 @@
 #include "adaptivespec/scalar_types.h"
 #include "isa.h"
 
-#ifdef ADAPTIVESPEC_X86
-#define ADAPTIVESPEC_ISA_AVX512
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "rows.inc"
-#include "isa_end.inc"
-
-#define ADAPTIVESPEC_ISA_AVX2
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "rows.inc"
-#include "isa_end.inc"
-#endif
-
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "rows.inc"
-#include "isa_end.inc"
+#define ADAPTIVESPEC_KERNELS "rows.inc"
+#include "each_isa.inc"
 
 namespace adaptivespec {
 

@@ -21,24 +21,8 @@ struct SegmentResult {
 
 }  // namespace adaptivespec
 
-#ifdef ADAPTIVESPEC_X86
-#define ADAPTIVESPEC_ISA_AVX512
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "topk_logprobs.inc"
-#include "isa_end.inc"
-
-#define ADAPTIVESPEC_ISA_AVX2
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "topk_logprobs.inc"
-#include "isa_end.inc"
-#endif
-
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "topk_logprobs.inc"
-#include "isa_end.inc"
+#define ADAPTIVESPEC_KERNELS "topk_logprobs.inc"
+#include "each_isa.inc"
 
 namespace adaptivespec {
 

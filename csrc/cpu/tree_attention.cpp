@@ -37,24 +37,8 @@ struct JobScratch {
 
 }  // namespace adaptivespec
 
-#ifdef ADAPTIVESPEC_X86
-#define ADAPTIVESPEC_ISA_AVX512
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "tree_attention.inc"
-#include "isa_end.inc"
-
-#define ADAPTIVESPEC_ISA_AVX2
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "tree_attention.inc"
-#include "isa_end.inc"
-#endif
-
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "tree_attention.inc"
-#include "isa_end.inc"
+#define ADAPTIVESPEC_KERNELS "tree_attention.inc"
+#include "each_isa.inc"
 
 namespace adaptivespec {
 

@@ -9,32 +9,8 @@
 #include "isa.h"
 #include "ops.h"
 
-#define ADAPTIVESPEC_ROW_MAX_TWINS                                                        \
-  RowMax row_max_f32(const float* row, int64_t count) { return row_max(row, count); }    \
-  RowMax row_max_bf16(const bf16* row, int64_t count) { return row_max(row, count); }    \
-  RowMax row_max_fp16(const fp16* row, int64_t count) { return row_max(row, count); }
-
-#ifdef ADAPTIVESPEC_X86
-#define ADAPTIVESPEC_ISA_AVX512
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "row_max.inc"
-ADAPTIVESPEC_ROW_MAX_TWINS
-#include "isa_end.inc"
-
-#define ADAPTIVESPEC_ISA_AVX2
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "row_max.inc"
-ADAPTIVESPEC_ROW_MAX_TWINS
-#include "isa_end.inc"
-#endif
-
-#include "isa_begin.inc"
-#include "simd.inc"
-#include "row_max.inc"
-ADAPTIVESPEC_ROW_MAX_TWINS
-#include "isa_end.inc"
+#define ADAPTIVESPEC_KERNELS "row_max.inc"
+#include "each_isa.inc"
 
 namespace adaptivespec {
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -98,14 +99,23 @@ class Oracle:
         return DraftTree(tokens, parents, root_position, confidence=0.5, shape=shape)
 
 
+@contextmanager
+def hiding(llm: Any, truth: dict, **oracle: Any) -> Iterator[dict[str, Any]]:
+    """While it lasts, an engine drafts trees that hide truths; afterwards the worker's statistics of it are there."""
+    drafts = Oracle(runner_of(llm), truth, **oracle)
+    llm.collective_rpc("adaptivespec_stats")
+    stats: dict[str, Any] = {}
+    try:
+        yield stats
+    finally:
+        drafts.remove()
+    stats.update(llm.collective_rpc("adaptivespec_stats")[0])
+
+
 def decode_with_oracle(
     llm: Any, prompts: list, truth: dict, params: Any, **oracle: Any
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """Decode with hidden truths; the tokens, and the worker's statistics of these requests alone."""
-    drafts = Oracle(runner_of(llm), truth, **oracle)
-    llm.collective_rpc("adaptivespec_stats")
-    try:
+    with hiding(llm, truth, **oracle) as stats:
         tokens = generate(llm, prompts, params)
-    finally:
-        drafts.remove()
-    return tokens, llm.collective_rpc("adaptivespec_stats")[0]
+    return tokens, stats

@@ -9,20 +9,15 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
-from tests.e2e.oracle import Oracle, runner_of
+from tests.e2e.oracle import Oracle, hiding, runner_of
 
 TOKENS = 48
 
 
 def decode_with_oracle(llm: Any, prompts: list, truth: dict, params: Any, **oracle: Any) -> tuple[list, dict]:
     """Decode with hidden truths; returns the tokens and the worker's statistics."""
-    llm.collective_rpc("adaptivespec_stats")
-    drafts = Oracle(runner_of(llm), truth, **oracle)
-    try:
+    with hiding(llm, truth, **oracle) as worker_stats:
         tokens = generate(llm, prompts, params)
-    finally:
-        drafts.remove()
-    worker_stats = llm.collective_rpc("adaptivespec_stats")[0]
     assert worker_stats["accepted"] > len(prompts), "the oracle's truths were not accepted: the test would be vacuous"
     return tokens, worker_stats
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import adaptivespec, random_prompts, truth_of
-from tests.e2e.oracle import Oracle, runner_of
+from tests.e2e.oracle import hiding
 
 TOKENS = 48
 SCHEMA = {
@@ -99,13 +99,9 @@ def tree_speaker(make: Callable[..., Any], tiny_head: Path) -> Any:
 
 def decode(llm: Any, prompts: list, truth: dict, params: Any, **oracle: Any) -> tuple[list[Any], dict[str, Any]]:
     """Decode with hidden truths; what came out, and the worker's statistics."""
-    drafts = Oracle(runner_of(llm), truth, **oracle)
-    llm.collective_rpc("adaptivespec_stats")
-    try:
+    with hiding(llm, truth, **oracle) as stats:
         outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    finally:
-        drafts.remove()
-    return outputs, llm.collective_rpc("adaptivespec_stats")[0]
+    return outputs, stats
 
 
 def tokens_of(outputs: list[Any]) -> list[list[int]]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from vllm import _custom_ops as vllm_ops
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
 from adaptivespec_vllm.attention import LayoutError, PagedLayout, TreeRows, probe_layout
+from adaptivespec_vllm.engine.v1.first_pass import metadata_of
+from adaptivespec_vllm.engine.v1.step import Step
 
 FALLBACK_ISA = "vec"
 """The kernel family whose layout is a matter of strides on every x86-64 machine."""
@@ -39,9 +43,55 @@ class TreeAttentionStep:
     seconds: float = 0.0
 
 
-def attach(metadata: CPUAttentionMetadata, step: TreeAttentionStep) -> None:
-    """Make a forward pass with this metadata attend trees."""
-    metadata.adaptivespec = step  # type: ignore[attr-defined]
+def attach_trees(
+    step: Step, attn_groups: Sequence[Sequence[Any]], metadata: Mapping[str, Any], common: Any
+) -> list[TreeAttentionStep]:
+    """Make the target's forward pass attend the trees of a step.
+
+    Args:
+        step: has trees.
+        attn_groups: vLLM's groups of attention layers, by KV cache group.
+        metadata: vLLM's attention metadata by layer.
+        common: its common metadata of the batch.
+
+    Returns:
+        What was attached, one a group, in their order.
+
+    """
+    attached = []
+    deferred = np.asarray(step.deferred)
+    everything = bool(deferred.all())
+    chosen = torch.from_numpy(deferred.nonzero()[0])
+    sizes = (step.batch.start[1:] - step.batch.start[:-1])[chosen]
+    start = torch.zeros(len(chosen) + 1, dtype=torch.int32)
+    torch.cumsum(sizes, 0, out=start[1:])
+    is_tree_row = np.zeros(step.num_rows, dtype=bool)
+    for root, size in zip(step.root_rows[deferred].tolist(), sizes.tolist(), strict=True):
+        is_tree_row[root : root + size] = True
+    of_batch = torch.repeat_interleave(torch.from_numpy(deferred), step.batch.start[1:] - step.batch.start[:-1])
+    prefix_lens = step.batch.positions[step.batch.start[:-1].long()].int()[chosen]
+    rows, rest = (torch.from_numpy(mask.nonzero()[0]) for mask in (is_tree_row, ~is_tree_row))
+    for gid, groups in enumerate(attn_groups):
+        for group in groups:
+            stock = metadata[group.layer_names[0]]
+            trees = TreeRows(
+                rows=None if everything else rows,
+                start=start,
+                ancestors=step.batch.ancestors[of_batch].contiguous(),
+                prefix_lens=prefix_lens,
+                block_table=stock.block_table[chosen],
+            )
+            attention = TreeAttentionStep(trees)
+            if not everything:
+                others = torch.from_numpy((~deferred).nonzero()[0])
+                attention.rest_rows = rest
+                lengths = (common.query_start_loc_cpu[1:] - common.query_start_loc_cpu[:-1])[others]
+                attention.rest_metadata = group.get_metadata_builder().build(
+                    0, metadata_of(common, others, lengths, stock.block_table, step.slots[gid][rest])
+                )
+            stock.adaptivespec = attention
+            attached.append(attention)
+    return attached
 
 
 class TreeCPUAttentionImpl(CPUAttentionBackendImpl):

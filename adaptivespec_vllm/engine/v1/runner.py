@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from adaptivespec_vllm.attention import LayoutError, TreeRows
+from adaptivespec_vllm.attention import LayoutError
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
@@ -25,9 +25,13 @@ from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.costs import agreed, costs_of
-from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeAttentionStep, TreeCPUAttentionImpl, attach
+from adaptivespec_vllm.engine.v1.cpu_attention import (
+    FALLBACK_ISA,
+    TreeAttentionStep,
+    TreeCPUAttentionImpl,
+    attach_trees,
+)
 from adaptivespec_vllm.engine.v1.faults import DraftFaults
-from adaptivespec_vllm.engine.v1.first_pass import metadata_of
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import (
     TreeRejectionSampler,
@@ -192,42 +196,8 @@ class TreeModelRunner(CPUModelRunner):
         metadata, common = super()._build_attention_metadata(*args, **kwargs)
         if self.step is not None and self.step.has_trees:
             with self.stats.timed("execute/prepare"):
-                self._attach_trees(self.step, metadata, common)
+                self._attention_steps = attach_trees(self.step, self.attn_groups, metadata, common)
         return metadata, common
-
-    def _attach_trees(self, step: Step, metadata: dict[str, Any], common: Any) -> None:
-        deferred = np.asarray(step.deferred)
-        everything = bool(deferred.all())
-        chosen = torch.from_numpy(deferred.nonzero()[0])
-        sizes = (step.batch.start[1:] - step.batch.start[:-1])[chosen]
-        start = torch.zeros(len(chosen) + 1, dtype=torch.int32)
-        torch.cumsum(sizes, 0, out=start[1:])
-        is_tree_row = np.zeros(step.num_rows, dtype=bool)
-        for root, size in zip(step.root_rows[deferred].tolist(), sizes.tolist(), strict=True):
-            is_tree_row[root : root + size] = True
-        of_batch = torch.repeat_interleave(torch.from_numpy(deferred), step.batch.start[1:] - step.batch.start[:-1])
-        prefix_lens = step.batch.positions[step.batch.start[:-1].long()].int()[chosen]
-        rows, rest = (torch.from_numpy(mask.nonzero()[0]) for mask in (is_tree_row, ~is_tree_row))
-        for gid, groups in enumerate(self.attn_groups):
-            for group in groups:
-                stock = metadata[group.layer_names[0]]
-                trees = TreeRows(
-                    rows=None if everything else rows,
-                    start=start,
-                    ancestors=step.batch.ancestors[of_batch].contiguous(),
-                    prefix_lens=prefix_lens,
-                    block_table=stock.block_table[chosen],
-                )
-                attention = TreeAttentionStep(trees)
-                if not everything:
-                    others = torch.from_numpy((~deferred).nonzero()[0])
-                    attention.rest_rows = rest
-                    lengths = (common.query_start_loc_cpu[1:] - common.query_start_loc_cpu[:-1])[others]
-                    attention.rest_metadata = group.get_metadata_builder().build(
-                        0, metadata_of(common, others, lengths, stock.block_table, step.slots[gid][rest])
-                    )
-                attach(stock, attention)
-                self._attention_steps.append(attention)
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.stats.timed("execute/target"):

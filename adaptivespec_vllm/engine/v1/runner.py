@@ -298,9 +298,10 @@ class TreeModelRunner(CPUModelRunner):
                 else NOTHING_DRAFTED
             )
         with stats.timed("learn"):
-            before = [self._trips(req_id) for req_id in feedbacks]
+            # Nothing trips in a step without drafts.
+            before = {req_id: self._trips(req_id) for req_id, f in feedbacks.items() if f.drafted_nodes}
             self.policy.observe(feedbacks)
-            for (breaker, guard), req_id in zip(before, feedbacks, strict=True):
+            for req_id, (breaker, guard) in before.items():
                 opened, held_back = self._trips(req_id)
                 stats.breaker_trips += opened and not breaker
                 if held_back is not None and guard is None:

@@ -62,22 +62,23 @@ class WorkerStats:
 
     def record(self, tree: DraftTree, accepted: int, promotions: int, regret: float) -> int:
         """Count a request's step; the depth of its tree."""
-        depths = Counter(tree.depths())
-        depth, width = max(depths, default=0), max(depths.values(), default=0)
         self.steps += 1
         self.emitted += accepted + 1
         self.accepted += accepted
         self.promotions += promotions
         self.regret += regret
         self.lengths[accepted + 1] += 1
+        if not len(tree):
+            return 0
         self.accepted_at_depth.update(range(1, accepted + 1))
-        if len(tree):
-            self.drafted_nodes += len(tree)
-            self.drafted_depth += depth
-            self.drafted_width += width
-            self.nodes[len(tree)] += 1
-            self.depths[depth] += 1
-            self.widths[width] += 1
+        levels = Counter(tree.depths())
+        depth, width = max(levels), max(levels.values())
+        self.drafted_nodes += len(tree)
+        self.drafted_depth += depth
+        self.drafted_width += width
+        self.nodes[len(tree)] += 1
+        self.depths[depth] += 1
+        self.widths[width] += 1
         return depth
 
     def add(self, other: WorkerStats) -> None:

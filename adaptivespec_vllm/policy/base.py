@@ -25,7 +25,7 @@ import numpy as np
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.policy import signal as signals_
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.types import RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
 
 
 class Drafting(ABC):
@@ -82,6 +82,18 @@ class Drafting(ABC):
     @abstractmethod
     def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
         """How many of each request's candidates, from the first, are verified; argument as in :meth:`expand`."""
+
+
+class NoDrafting(Drafting):
+    """A step in which no request drafts."""
+
+    def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
+        return [NO_TREE] * len(self.drafts)
+
+    def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
+        return [0] * len(self.drafts)
+
+    keep = expand
 
 
 class TreePolicy(ABC):

@@ -111,7 +111,7 @@ class CostAwarePolicy(TreePolicy):
         return self.speedup * self._plain_rate(requests)
 
     def _plain_rate(self, requests: int) -> float:
-        return requests / (self.costs.overhead + self.costs.target(requests))
+        return requests / self.costs.of_requests(requests)(requests)
 
     def begin(self, requests: Sequence[str], decoding: Sequence[bool], rows: Sequence[int] | None = None) -> Drafting:
         signals = [self.signal(request) for request in requests]
@@ -148,8 +148,9 @@ class CostAwarePolicy(TreePolicy):
         """Tokens and modelled time of the step; which probes ask for another one at once."""
         requests, nodes = len(feedbacks), sum(f.drafted_nodes for f in feedbacks.values())
         drafting = self._drafting
-        verifying = self.costs.target(requests + nodes)
-        seconds = self.costs.overhead + verifying + (drafting.seconds if drafting else 0.0)
+        step = self.costs.of_requests(requests)
+        verifying = step(requests + nodes)
+        seconds = verifying + (drafting.seconds if drafting else 0.0)
         self._emitted = self._emitted * _FADE_RATE + requests + sum(f.accepted for f in feedbacks.values())
         plain = seconds * self._plain_rate(requests)
         self._plain = self._plain * _FADE_RATE + plain
@@ -157,7 +158,7 @@ class CostAwarePolicy(TreePolicy):
         if drafting is None or not surprising:
             return
         share = drafting.seconds / max(1, sum(drafting.drafts))
-        row = (verifying - self.costs.target(requests)) / max(1, nodes)
+        row = (verifying - step(requests)) / max(1, nodes)
         for request in surprising:
             signal, feedback = self.signal(request), feedbacks[request]
             if signal.probing and feedback.accepted > drafting.rate * (share + row * feedback.drafted_nodes):
@@ -180,6 +181,7 @@ class _CostAware(Drafting):
         self._costs = policy.costs
         self._survival = policy.survival
         self._requests = int(np.count_nonzero(decoding))
+        self._step = policy.costs.of_requests(self._requests)
         self.rate = policy.rate(self._requests) if self._requests else 0.0
         self.seconds = 0.0
         self._correction = np.array([signal.correction for signal in signals])
@@ -199,7 +201,7 @@ class _CostAware(Drafting):
             sharing = int(np.count_nonzero(chosen))
             if not sharing:
                 break
-            row = (costs.target(self._requests + sharing) - costs.target(self._requests)) / sharing
+            row = (self._step(self._requests + sharing) - self._step(self._requests)) / sharing
             gains[decoding] = choice.gain_of_drafting(
                 survival.table,
                 survival.children,
@@ -237,8 +239,8 @@ class _CostAware(Drafting):
             self._probes[b] = True
             before, passing = passing, passing + int(rows[b])
             seconds = costs.first(passing) - (costs.first(before) if before else 0.0)
-            seconds += costs.target(self._requests + 1) - costs.target(self._requests)
-            policy.credit -= seconds / (costs.overhead + costs.target(self._requests))
+            seconds += self._step(self._requests + 1) - self._step(self._requests)
+            policy.credit -= seconds / self._step(self._requests)
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         return [self._policy.shape if drafts else NO_TREE for drafts in self.drafts]
@@ -256,7 +258,7 @@ class _CostAware(Drafting):
         if not growing:
             return sizes
         survival, level = self._survival, level_of(self._depth + 1)
-        price = choice.price_of_a_row(candidates, self._requests, self.rate, self._costs.target, growing)
+        price = choice.price_of_a_row(candidates, self._requests, self.rate, self._step, growing)
         gains = choice.gain_of_children(
             np.exp(np.concatenate(frontiers)),
             survival.table[level],
@@ -271,5 +273,5 @@ class _CostAware(Drafting):
 
     def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
         return choice.nodes_to_keep(
-            candidates, self._requests, self.rate, self._costs.target, self._probes if self._probes.any() else None
+            candidates, self._requests, self.rate, self._step, self._probes if self._probes.any() else None
         )

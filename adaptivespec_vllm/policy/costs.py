@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,6 +22,19 @@ _FAR = float(1 << 24)
 
 _LEAST = 1e-9
 """Seconds of anything, at least."""
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest to ``values`` in squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # (mean, how many)
+    for value in values:
+        mean, count = float(value), 1
+        while pools and pools[-1][0] > mean:
+            before, weight = pools.pop()
+            mean = (before * weight + mean * count) / (weight + count)
+            count += weight
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 class CostTable:
@@ -60,6 +74,12 @@ class CostTable:
         return seconds if isinstance(rows, np.ndarray) else float(seconds)
 
 
+NOTHING = CostTable([(1, 0.0)])
+
+Residuals = Sequence[tuple[int, float]]
+"""(rows of the target's pass, seconds), rows ascending."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds of the parts of a step.
@@ -69,6 +89,8 @@ class Costs:
         first: of the head's first pass by rows, its logits and their best tokens included.
         level: of one level of the head by rows, with logits, best tokens and bookkeeping.
         overhead: of a step besides, whatever is drafted.
+        requests: of a step besides, by requests.
+        verifying: of a step that verifies drafts besides, by rows of the target's pass.
 
     """
 
@@ -76,26 +98,34 @@ class Costs:
     first: CostTable
     level: CostTable
     overhead: float = 0.0
+    requests: CostTable = NOTHING
+    verifying: CostTable = NOTHING
 
-    def corrected(self, residuals: Sequence[tuple[int, float]]) -> Costs:
-        """These costs, with what steps took beyond them.
+    def of_requests(self, requests: int) -> CostTable:
+        """Seconds of a step of so many requests, without the head: by rows, their roots and any number of drafts."""
+        return _of_requests(self.target, self.overhead + self.requests(requests), self.verifying, requests)
 
-        What steps of the fewest rows took is overhead; what others took more or less than these is the target's:
-        between rows that were seen by interpolation, above them as at the last.
+    def corrected(self, plain: Residuals, drafting: Residuals) -> Costs:
+        """These costs, with what steps took beyond target and head.
+
+        Numbers between those that were seen are interpolated, others are as the nearest.
 
         Args:
-            residuals: (rows of the target's pass, seconds beyond the modelled ones), rows ascending; at least one.
+            plain: of steps without drafts, by requests; at least one.
+            drafting: of steps that verified drafts, by rows, beyond those of plain steps of as many requests.
 
         """
-        rows, seconds = zip(*residuals, strict=True)
-        at = sorted({*rows, *(r for r, _ in self.target.points)})
-        more = np.interp(at, rows, seconds) - seconds[0]
-        target = ((r, max(self.target(r) + float(m), _LEAST)) for r, m in zip(at, more, strict=True))
-        return replace(self, target=CostTable(target), overhead=max(0.0, seconds[0]))
+        overhead = max(0.0, plain[0][1])
+        return replace(
+            self,
+            overhead=overhead,
+            requests=_levelled(((requests, seconds - overhead) for requests, seconds in plain)),
+            verifying=_levelled(drafting) if drafting else NOTHING,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON and for :meth:`from_dict`."""
-        tables = {name: [list(point) for point in getattr(self, name).points] for name in _TABLES}
+        tables = {name: [list(point) for point in getattr(self, name).points] for name in (*_TABLES, *_LEARNT)}
         return tables | {"overhead": self.overhead}
 
     @staticmethod
@@ -107,12 +137,14 @@ class Costs:
 
         """
         for key in values:
-            if key not in (*_TABLES, "overhead"):
-                raise key_error(key, (*_TABLES, "overhead"))
+            if key not in (*_TABLES, "overhead", *_LEARNT):
+                raise key_error(key, (*_TABLES, "overhead", *_LEARNT))
         overhead = values.get("overhead", 0.0)
         if not _is_number(overhead) or overhead < 0:
             raise ConfigError(f"overhead: got {shown(overhead)}; allowed: a number of at least 0 (seconds)")
-        return Costs(**{name: _table(name, values) for name in _TABLES}, overhead=float(overhead))
+        tables = {name: _table(name, values) for name in _TABLES}
+        learnt = {name: _table(name, values, least=0.0) for name in _LEARNT if name in values}
+        return Costs(**tables, **learnt, overhead=float(overhead))
 
     @staticmethod
     def read(path: str | Path) -> Costs:
@@ -130,23 +162,25 @@ class Costs:
 
 
 _TABLES = ("target", "first", "level")
+_LEARNT = ("requests", "verifying")
 
 
-def isotonic(values: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to ``values`` in squares (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []  # (mean, how many)
-    for value in values:
-        mean, count = float(value), 1
-        while pools and pools[-1][0] > mean:
-            before, weight = pools.pop()
-            mean = (before * weight + mean * count) / (weight + count)
-            count += weight
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+@lru_cache(maxsize=512)
+def _of_requests(target: CostTable, besides: float, verifying: CostTable, requests: int) -> CostTable:
+    more = sorted({requests + 1, requests + 2, *(r for r, _ in (*target.points, *verifying.points) if r > requests)})
+    verified = ((rows, target(rows) + besides + verifying(rows)) for rows in more)
+    return CostTable([(requests, target(requests) + besides), *verified])
 
 
-def _table(name: str, values: Mapping[str, Any]) -> CostTable:
-    allowed = "a list of [rows, seconds], rows ascending from 1, seconds above 0"
+def _levelled(points: Iterable[tuple[int, float]]) -> CostTable:
+    """None of it below 0, and beyond the last point as there."""
+    known = [(rows, max(0.0, seconds)) for rows, seconds in points]
+    return CostTable([*known, (known[-1][0] + 1, known[-1][1])])
+
+
+def _table(name: str, values: Mapping[str, Any], least: float = _LEAST) -> CostTable:
+    bound = "above 0" if least > 0 else "of at least 0"
+    allowed = f"a list of [rows, seconds], rows ascending from 1, seconds {bound}"
     if name not in values:
         raise ConfigError(f"{name}: missing; allowed: {allowed}")
     points = values[name]
@@ -161,7 +195,7 @@ def _table(name: str, values: Mapping[str, Any]) -> CostTable:
             and point[0] >= 1
             and point[0] > last
             and _is_number(point[1])
-            and point[1] > 0
+            and (point[1] > 0 or point[1] == least)
         ):
             raise ConfigError(f"{name}[{index}]: got {shown(point)}; allowed: {allowed}")
         last = point[0]

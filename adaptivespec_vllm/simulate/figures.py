@@ -117,7 +117,7 @@ def simulate(
 ) -> Simulated:
     """Every arm on every kind, plain decoding first among them."""
     result = Simulated(batch)
-    plain = batch / (costs.overhead + costs.target(batch))
+    plain = batch / costs.of_requests(batch)(batch)
     for arm in arms:
         tallies: dict[str, Tally] = {kind: Tally() for kind in _kinds(recording)}
         for kind, tally in replay(recording, policy_maker(arm)(costs), costs, batch):

@@ -156,7 +156,7 @@ def _decode(group: Group, name: str, policy: TreePolicy | None, costs: Costs) ->
             trees, feedbacks = [DraftTree([], [], 0)] * len(running), [NOTHING_DRAFTED] * len(running)
         else:
             trees, feedbacks = _draft_and_verify(running, policy, costs, tally)
-        tally.seconds += costs.overhead + costs.target(len(running) + sum(map(len, trees)))
+        tally.seconds += costs.of_requests(len(running))(len(running) + sum(map(len, trees)))
         for slot, (tree, feedback) in enumerate(zip(trees, feedbacks, strict=True)):
             request = running[slot]
             depths = tree.depths()

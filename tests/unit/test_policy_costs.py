@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,22 +133,31 @@ class TestCorrected:
         target=CostTable([(1, 10.0), (6, 10.5), (12, 12.0)]), first=CostTable([(1, 1.0)]), level=CostTable([(1, 0.5)])
     )
 
-    def test_steps_of_one_number_of_rows_tell_of_overhead_only(self) -> None:
-        corrected = self.COSTS.corrected([(6, 2.0)])
-        assert corrected == replace(self.COSTS, overhead=2.0)
+    def test_plain_steps_tell_of_overhead_by_requests(self) -> None:
+        corrected = self.COSTS.corrected([(1, 2.0), (4, 5.0)], [])
+        assert (corrected.overhead, corrected.target) == (2.0, self.COSTS.target)
+        assert corrected.of_requests(1)(1) == pytest.approx(10.0 + 2.0)
+        assert corrected.of_requests(2)(2) == pytest.approx(10.1 + 3.0)
+        assert corrected.of_requests(9)(9) == pytest.approx(11.25 + 5.0)
 
-    def test_what_more_rows_take_besides_is_the_targets(self) -> None:
-        corrected = self.COSTS.corrected([(2, 2.0), (6, 3.0), (9, 6.0)])
-        assert corrected.overhead == 2.0
-        known = {1: 10.0, 2: 10.1, 6: 11.5, 9: 11.25 + 4.0, 12: 12.0 + 4.0}
-        assert {rows: corrected.target(rows) for rows in known} == pytest.approx(known)
-        assert (corrected.first, corrected.level) == (self.COSTS.first, self.COSTS.level)
+    def test_what_verifying_takes_besides_counts_from_the_first_draft_on(self) -> None:
+        corrected = self.COSTS.corrected([(2, 1.0)], [(6, 3.0), (8, 4.0)])
+        step = corrected.of_requests(2)
+        known = {2: 10.1 + 1.0, 3: 10.2 + 1.0 + 3.0, 6: 10.5 + 1.0 + 3.0, 7: 10.75 + 1.0 + 3.5, 12: 12.0 + 1.0 + 4.0}
+        assert {rows: step(rows) for rows in known} == pytest.approx(known)
+
+    def test_beyond_all_that_was_seen_it_goes_on_as_the_target(self) -> None:
+        step = self.COSTS.corrected([(20, 1.0)], [(24, 3.0)]).of_requests(20)
+        assert step(60) - step(50) == pytest.approx(self.COSTS.target(60) - self.COSTS.target(50))
 
     def test_more_rows_never_cost_less(self) -> None:
-        corrected = self.COSTS.corrected([(1, 5.0), (6, -20.0)])
-        assert corrected.overhead == 5.0
-        seconds = [corrected.target(rows) for rows in range(1, 20)]
-        assert seconds == sorted(seconds) and seconds[0] > 0
+        step = self.COSTS.corrected([(1, 5.0)], [(3, 4.0), (6, -20.0)]).of_requests(1)
+        seconds = [step(rows) for rows in range(1, 20)]
+        assert seconds == sorted(seconds) and seconds[0] == 15.0
 
     def test_less_than_nothing_is_nothing(self) -> None:
-        assert self.COSTS.corrected([(1, -3.0)]).overhead == 0.0
+        assert self.COSTS.corrected([(1, -3.0)], []).of_requests(1)(1) == 10.0
+
+    def test_there_and_back(self) -> None:
+        corrected = self.COSTS.corrected([(1, 2.0), (4, 5.0)], [(6, 3.0)])
+        assert Costs.from_dict(json.loads(json.dumps(corrected.to_dict()))) == corrected

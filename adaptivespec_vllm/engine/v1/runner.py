@@ -42,7 +42,7 @@ from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.engine.v1.step_times import StepTimes
 from adaptivespec_vllm.policy import make_policy
-from adaptivespec_vllm.policy.base import Drafting
+from adaptivespec_vllm.policy.base import Drafting, NoDrafting
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
@@ -159,7 +159,8 @@ class TreeModelRunner(CPUModelRunner):
     def _learn_costs(self, scheduler_output: SchedulerOutput) -> None:
         residuals = self._step_times.begin(scheduler_output.num_scheduled_tokens)
         if residuals is not None and self._decides_by_measured_costs():
-            self.policy.costs = self.costs.corrected(agreed(residuals))
+            residuals = agreed(residuals)
+            self.policy.costs = self.costs.corrected(residuals.plain, residuals.drafting)
 
     def _prepare_inputs(self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
@@ -212,8 +213,9 @@ class TreeModelRunner(CPUModelRunner):
                 output = super().sample_tokens(grammar_output)
                 measured = self._decides_by_measured_costs() and self.drafting is not None
                 if measured and self.step is not None and all(self.step.deferred):
-                    rows = self.step.num_rows
-                    self._step_times.end(rows, self.costs.target(rows) + self.drafting.seconds)
+                    requests, rows = len(self.step.trees), self.step.num_rows
+                    expected = self.costs.target(rows) + self.drafting.seconds
+                    self._step_times.end(requests, rows, expected, any(self.drafts))
             finally:
                 self.step = None
         return self._with_counts(output)
@@ -377,8 +379,9 @@ class TreeModelRunner(CPUModelRunner):
 
     def begin_drafting(self, rows: Sequence[int]) -> list[bool]:
         """Which requests draft, given the rows that each one takes in the head's first pass."""
-        requests = self.input_batch.req_ids
-        self.drafting = self.policy.begin(requests, self.sampled_requests(), rows)
+        requests, decoding = self.input_batch.req_ids, self.sampled_requests()
+        plain = self._decides_by_measured_costs() and all(decoding) and self._step_times.leaves_out(len(requests))
+        self.drafting = NoDrafting([False] * len(requests)) if plain else self.policy.begin(requests, decoding, rows)
         self.drafts = [
             drafts and self.overrides(req_id).drafts
             for req_id, drafts in zip(requests, self.drafting.drafts, strict=True)

@@ -63,7 +63,6 @@ def unsupported_reasons(vllm_config: Any) -> list[str]:
         *_sampling(vllm_config.model_config),
         *_aux_output(vllm_config.aux_output_config),
         *_grammars(vllm_config.structured_outputs_config),
-        *_lora(vllm_config.lora_config),
     ]
 
 
@@ -171,11 +170,6 @@ def _aux_output(aux_output: Any) -> Iterator[str]:
 def _grammars(structured: Any) -> Iterator[str]:
     if structured.backend == "lm-format-enforcer":
         yield f"structured_outputs_config.backend={structured.backend!r}: it cannot take back the tokens of a draft"
-
-
-def _lora(lora: Any) -> Iterator[str]:
-    if lora is not None:
-        yield "enable_lora=True: the head shares layers that an adapter wraps, and trees were not verified with it"
 
 
 def _layer(name: str, layer: Any, dtype: Any) -> Iterator[str]:

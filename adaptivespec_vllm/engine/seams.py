@@ -171,6 +171,8 @@ SEAMS: list[Seam] = [
     ),
     _runner("get_kv_cache_spec", "size of a KV block"),
     Seam("vllm.forward_context:set_forward_context", "passes whose costs are measured"),
+    _runner("maybe_select_dummy_loras", "the same, of a target with adapters"),
+    Seam("vllm.lora.layers:BaseLayerWithLoRA", "a layer that the head shares is wrapped for adapters"),
     Seam("vllm.distributed.parallel_state:get_tp_group", "all ranks use the same costs"),
     Seam("vllm.v1.worker.cpu_worker:CPUModelRunner", "class that the worker builds", platform="cpu"),
     Seam("vllm.v1.worker.cpu_model_runner:CPUModelRunner", "base class of our runner", platform="cpu"),

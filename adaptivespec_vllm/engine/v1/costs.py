@@ -97,7 +97,7 @@ def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
         "head settings": draft.compute_hash(),
         "parallel settings": config.parallel_config.compute_hash(),
         "compilation settings": config.compilation_config.compute_hash(),
-    }
+    } | ({"adapters": config.lora_config.compute_hash()} if config.lora_config else {})
 
 
 def _keep(facts: cost_cache.Facts, costs: Costs) -> None:
@@ -162,9 +162,12 @@ class _Measurement:
 
     def _target(self, rows: int) -> None:
         runner = self._runner
-        with set_forward_context(None, runner.vllm_config, num_tokens=rows):
+        with (
+            runner.maybe_select_dummy_loras(runner.lora_config, np.ones(rows, dtype=np.int32)),
+            set_forward_context(None, runner.vllm_config, num_tokens=rows),
+        ):
             hidden, _ = runner.model(input_ids=runner.input_ids.gpu[:rows], positions=runner.positions[:rows])
-        runner.model.compute_logits(hidden[:rows])
+            runner.model.compute_logits(hidden[:rows])
 
     def _first(self, rows: int) -> None:
         """vLLM's first pass with a row a request, and trees of one level behind it."""

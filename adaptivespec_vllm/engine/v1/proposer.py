@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.config import VllmConfig
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
@@ -48,8 +49,16 @@ class TreeProposer(EagleProposer):
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Load the head, and keep what its passes return."""
         super().load_model(target_model)
+        self._share_unadapted_layers()
         self.model.register_forward_hook(self._keep_output)
         self.adopt_weights()
+
+    def _share_unadapted_layers(self) -> None:
+        """Layers that the head shares with the target may be wrapped for adapters; the head takes what is inside."""
+        for owner, name in ((self.model.model, "embed_tokens"), (self.model, "lm_head")):
+            layer = getattr(owner, name, None)
+            if isinstance(layer, BaseLayerWithLoRA):
+                setattr(owner, name, layer.base_layer)
 
     def adopt_weights(self) -> None:
         """Make the head anew of the model's weights as they are now: it packs a copy of them."""

@@ -146,7 +146,7 @@ METRICS = (
     Metric(
         "engine_steps",
         "counter",
-        "Steps of the whole batch that emitted tokens: with a draft in it, or on vLLM's plain path.",
+        "Steps of the whole batch that emitted tokens: with a draft in it, or a row a request as in plain decoding.",
         "steps",
         _paths,
         label="path",

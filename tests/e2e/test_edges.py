@@ -52,7 +52,7 @@ def test_odd_shapes(make_llm: Callable[..., Any], tiny_head: Path, prompts: list
     assert stats["drafted_depth"] > 0
 
 
-@pytest.mark.parametrize("block_size", [32, 64, 128])
+@pytest.mark.parametrize("block_size", [32, 96, 128, 256])
 def test_block_sizes(
     make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list, block_size: int
 ) -> None:

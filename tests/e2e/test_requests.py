@@ -98,6 +98,9 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "min_p greedy": {"min_p": 0.9},
     "logit_bias": {"logit_bias": {70: 6.0, 71: -100.0, 300: 4.5}},
     "logit_bias seeded": {"logit_bias": {70: 3.0}, "temperature": 0.9, "seed": 4, "logprobs": 2},
+    "frequency penalty, largest": {"frequency_penalty": 2.0, "logprobs": 1},
+    "frequency penalty, least": {"frequency_penalty": -2.0, "logprobs": 1},
+    "frequency penalty, seeded": {"frequency_penalty": -2.0, "temperature": 0.9, "seed": 6},
     "bad words": {"bad_words": ["ex", "of", "iw", "ij", "hyhr", "ex b", "hello"]},
     "bad words seeded": {"bad_words": ["ex", "of", "iw", "hyhr"], "temperature": 0.8, "seed": 5},
     "logprob_token_ids": {"logprob_token_ids": [5, 70, 300]},
@@ -128,7 +131,7 @@ def test_all_at_once(speaker: Any, tree_speaker: Any) -> None:
     compare(speaker, tree_speaker, prompts, [parameters(**SAMPLING[name]) for name in names])
 
 
-def test_bias_and_min_p_have_an_effect(speaker: Any, tree_speaker: Any) -> None:
+def test_what_changes_logits_has_an_effect(speaker: Any, tree_speaker: Any) -> None:
     """Or the comparisons above would hold without them."""
     prompts = random_prompts(3, seed=103)
     plain = facts(compare(speaker, tree_speaker, prompts, parameters()))
@@ -137,6 +140,11 @@ def test_bias_and_min_p_have_an_effect(speaker: Any, tree_speaker: Any) -> None:
     free = facts(compare(speaker, tree_speaker, prompts, parameters(**warm)))
     assert facts(compare(speaker, tree_speaker, prompts, parameters(min_p=0.2, **warm))) != free
     assert facts(compare(speaker, tree_speaker, prompts, parameters(bad_words=["ex", "of"]))) != plain
+    kinds = []
+    for penalty in (2.0, -2.0):
+        outputs = compare(speaker, tree_speaker, prompts, parameters(frequency_penalty=penalty, ignore_eos=True))
+        kinds.append([len(set(output.outputs[0].token_ids)) for output in outputs])
+    assert all(many > 30 and few < 8 for many, few in zip(*kinds, strict=True))
 
 
 @pytest.mark.parametrize("flat", [False, True])

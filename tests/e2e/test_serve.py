@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ class Server:
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
             env=environment | {"VLLM_LOGGING_LEVEL": "INFO"},
+            start_new_session=True,
         )
 
     def wait(self, seconds: float = START_SECONDS) -> None:
@@ -72,8 +75,10 @@ class Server:
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            pass
+        with suppress(ProcessLookupError):  # a server that is stopped while it starts leaves its engine behind
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from adaptivespec_vllm.demo.model import prepare
 from adaptivespec_vllm.runtime import cache_dir
 
 PROMPTS = ["Name three fruits.", "What is 17 + 25?", "Write a haiku about rain.", "def fibonacci(n):"]
-START_SECONDS = 240
+START_SECONDS = 480
 
 
 class Server:
@@ -72,10 +72,8 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            pass
         with suppress(ProcessLookupError):  # a server that is stopped while it starts leaves its engine behind
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

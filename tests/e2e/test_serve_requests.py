@@ -26,6 +26,7 @@ STREAMED: dict[str, dict[str, Any]] = {
     "bad words": {"extra_body": {"bad_words": [" the", " of", " is"]}},
     "several": {"n": 3, "temperature": 0.8, "seed": 5},
     "ids": {"extra_body": {"return_token_ids": True, "ignore_eos": True, "min_tokens": 10}},
+    "stop and ids": {"stop": [" leaves", "the sky"], "extra_body": {"return_token_ids": True}},
     "every five": {"extra_body": {"stream_interval": 5}},
 }
 SCHEMA = {
@@ -103,11 +104,32 @@ def test_streamed_completions(client: OpenAI, model: str, name: str) -> None:
     ]
     assert usage == whole.usage
     assert whole.usage.completion_tokens == sum(len(part) for part in tokens)
-    if name == "ids":
+    if given.get("extra_body", {}).get("return_token_ids"):
         assert ids == [choice.model_extra["token_ids"] for choice in choices]
-        assert len(ids[0]) == whole.usage.completion_tokens == 32
+        assert len(ids[0]) == whole.usage.completion_tokens
     if whole.usage.completion_tokens > 20:
         assert most > 1, "one token a chunk: nothing was tested"
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_ends_text_ids_logprobs_and_usage_together(client: OpenAI, model: str, include: bool) -> None:
+    """Stop strings of several tokens, which begin and end anywhere in what a step accepts."""
+    prompt = PROMPTS[2]
+    free = client.completions.create(model=model, prompt=prompt, **completed({})).choices[0].text
+    for at in range(5, 60, 11):
+        stop = free[at : at + 12]
+        end = free.index(stop)
+        extra = {"return_token_ids": True, "include_stop_str_in_output": include}
+        answer = client.completions.create(
+            model=model, prompt=prompt, **completed({"stop": [stop], "extra_body": extra})
+        )
+        (choice,) = answer.choices
+        assert choice.text == (free[:end] + stop if include else free[:end])
+        assert (choice.finish_reason, choice.model_extra["stop_reason"]) == ("stop", stop)
+        tokens = choice.logprobs.tokens
+        assert stop in "".join(tokens) and stop not in "".join(tokens[:-1])
+        assert len(tokens) == len(choice.logprobs.token_logprobs) == len(choice.logprobs.top_logprobs)
+        assert len(tokens) == len(choice.model_extra["token_ids"]) == answer.usage.completion_tokens
 
 
 @pytest.mark.parametrize("given", [{}, {"temperature": 0.8, "seed": 4, "n": 2}, {"stop": [" is"]}])

@@ -83,6 +83,16 @@ class TestDashboard:
             assert set(re.findall(r"by \((\w+)\)", expression)) <= ours
             assert expression.count("(") == expression.count(")")
 
+    def test_expressions_are_promql(self, dashboard: dict[str, Any]) -> None:
+        parser = pytest.importorskip("promql_parser")
+        text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+        documented = re.findall(r"`((?:rate|sum|1 -)[^`]+)`", text)
+        assert len(documented) > 3
+        for expression in (*expressions(dashboard), *documented):
+            parser.parse(expression.replace("$__rate_interval", "5m"))
+        with pytest.raises(ValueError):
+            parser.parse("sum(rate(x[5m])")
+
     def test_panels_do_not_overlap(self, dashboard: dict[str, Any]) -> None:
         cells = [
             (x, y)

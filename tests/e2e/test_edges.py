@@ -62,6 +62,22 @@ def test_block_sizes(
     assert stats["accepted"] > 50
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_prefix_cache_hits(make_llm: Callable[..., Any], tiny_head: Path, plain: Any, keep: bool) -> None:
+    """vLLM lets the head see the last cached block anew: a block less is hit, unless it is told not to."""
+    llm = make_llm(speculative_config=adaptivespec(tiny_head, disable_eagle_block_drop=keep))
+    prompts = random_prompts(3, seed=72, shortest=100, longest=120)
+    hits = []
+    for engine in (plain, llm):
+        engine.reset_prefix_cache()
+        first = generate(engine, prompts, greedy(TOKENS))
+        outputs = engine.generate(prompts, greedy(TOKENS), use_tqdm=False)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == first
+        hits.append([output.num_cached_tokens for output in outputs])
+    assert hits[0] == [96] * 3
+    assert hits[1] == [96 if keep else 64] * 3
+
+
 @pytest.mark.parametrize("enforce_eager", [True, False])
 def test_prompts_beyond_the_heads_window(
     make_llm: Callable[..., Any], tmp_path: Path, plain: Any, enforce_eager: bool

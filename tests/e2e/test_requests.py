@@ -147,6 +147,23 @@ def test_what_changes_logits_has_an_effect(speaker: Any, tree_speaker: Any) -> N
     assert all(many > 30 and few < 8 for many, few in zip(*kinds, strict=True))
 
 
+def test_logprobs_of_promoted_tokens(make: Callable[..., Any], tiny_head: Path, speaker: Any) -> None:
+    """They are the target's own for the token that was emitted, as it gives them when it reads the text."""
+    llm = make(speculative_config=adaptivespec(tiny_head, margin={"kappa": 1e-6}))
+    prompts = random_prompts(4, seed=113)
+    llm.collective_rpc("adaptivespec_stats")
+    answers = [o.outputs[0] for o in llm.generate(prompts, parameters(logprobs=1, ignore_eos=True), use_tqdm=False)]
+    assert llm.collective_rpc("adaptivespec_stats")[0]["promotions"] > 20
+    whole = [
+        {"prompt_token_ids": [*p["prompt_token_ids"], *a.token_ids]} for p, a in zip(prompts, answers, strict=True)
+    ]
+    read = speaker.generate(whole, parameters(max_tokens=1, prompt_logprobs=1), use_tqdm=False)
+    for answer, again in zip(answers, read, strict=True):
+        theirs = again.prompt_logprobs[-len(answer.token_ids) :]
+        for token, ours, other in zip(answer.token_ids, answer.logprobs, theirs, strict=True):
+            assert ours[token].logprob == pytest.approx(other[token].logprob, abs=1e-3)
+
+
 @pytest.mark.parametrize("flat", [False, True])
 def test_flat_logprobs(speaker: Any, tree_speaker: Any, flat: bool) -> None:
     compare(speaker, tree_speaker, random_prompts(2, seed=104), parameters(logprobs=2, flat_logprobs=flat))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from engine_configs import CPU_ONLY, engine_config
@@ -111,3 +113,15 @@ def test_head_loading_is_wrapped_once():
         assert wrap.installed()
         wrap.uninstall()
         assert not wrap.installed()
+
+
+def test_ray_workers_get_our_environment(monkeypatch):
+    """Ray starts workers without the driver's variables but those whose names vLLM copies."""
+    from vllm.ray.ray_env import get_env_vars_to_copy
+
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE))
+    assert {"VLLM_ADAPTIVESPEC_CHECK", "VLLM_ADAPTIVESPEC_CACHE"} <= names
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    assert names <= get_env_vars_to_copy()

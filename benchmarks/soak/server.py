@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,15 @@ class Server:
     async def __aexit__(self, *error: object) -> None:
         await self.http.aclose()
         if self._process.poll() is None:
+            children = self._process.children(recursive=True)
             self._process.terminate()
             try:
                 await asyncio.to_thread(self._process.wait, 60)
             except psutil.TimeoutExpired:
                 self._process.kill()
+            for child in children:  # a server that is stopped while it starts leaves its engine behind
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
 
     def check(self) -> None:
         """Raise if the process has ended."""

@@ -15,6 +15,7 @@ SOURCES = [
     "csrc/cpu/isa.cpp",
     "csrc/cpu/build_tree.cpp",
     "csrc/cpu/walk_trees.cpp",
+    "csrc/cpu/commit_kv.cpp",
     "csrc/cpu/tree_attention.cpp",
     "csrc/cpu/topk_logprobs.cpp",
     "csrc/cpu/linear.cpp",
@@ -22,15 +23,27 @@ SOURCES = [
     "csrc/cpu/draft_input.cpp",
     "csrc/cpu/draft_layer.cpp",
 ]
-DEPENDS = [
+SHARED = [
+    "csrc/schemas.h",
+    "csrc/host/attention.h",
+    "csrc/host/build_tree.h",
+    "csrc/host/checks.h",
+    "csrc/host/commit_kv.h",
+    "csrc/host/topk_logprobs.h",
+    "csrc/host/walk_trees.h",
+    "csrc/include/adaptivespec/attention.h",
+    "csrc/include/adaptivespec/commit.h",
     "csrc/include/adaptivespec/host_device.h",
     "csrc/include/adaptivespec/paged_kv.h",
+    "csrc/include/adaptivespec/row_max.h",
     "csrc/include/adaptivespec/scalar_types.h",
     "csrc/include/adaptivespec/topk.h",
     "csrc/include/adaptivespec/tree.h",
     "csrc/include/adaptivespec/walk.h",
-    "csrc/cpu/attention.h",
-    "csrc/cpu/checks.h",
+]
+DEPENDS = [
+    *SHARED,
+    "csrc/cpu/attend_trees.h",
     "csrc/cpu/each_isa.inc",
     "csrc/cpu/isa.h",
     "csrc/cpu/isa_begin.inc",
@@ -45,6 +58,7 @@ DEPENDS = [
     "csrc/cpu/topk_logprobs.inc",
     "csrc/cpu/tree_attention.inc",
 ]
+INCLUDES = [os.path.abspath(path) for path in ("csrc", "csrc/include", "csrc/host")]
 
 # Stable ABI of torch 2.10, and (through py_limited_api) that of Python: one build serves later versions of both.
 TORCH_TARGET_VERSION = "0x020a000000000000"
@@ -92,7 +106,7 @@ def native_build() -> dict:
         "adaptivespec_vllm._C",
         SOURCES,
         depends=DEPENDS,
-        include_dirs=[os.path.abspath("csrc/include"), os.path.abspath("csrc/cpu")],
+        include_dirs=[*INCLUDES, os.path.abspath("csrc/cpu")],
         define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION)],
         extra_compile_args=COMPILE_ARGS,
         py_limited_api=True,

@@ -5,8 +5,7 @@
 #include <new>
 #include <optional>
 
-#include "attention.h"
-#include "checks.h"
+#include "attend_trees.h"
 #include "linear.h"
 #include "ops.h"
 #include "rows.h"
@@ -225,9 +224,10 @@ void draft_layer(const Tensor& normed, const Tensor& residual, const Tensor& key
   level.values = values_arg.write<float>();
   level.positions = positions_arg.read<int64_t>();
   level.slots = slots_arg.read<int64_t>();
-  level.trees =
-      check_trees<float>(kOp, {key_cache, value_cache, block_table, prefix_lens, query_start, key_start, ancestors},
-                         ScalarType::Float, rows, keys_arg.size(0), layer.heads, kv_heads, dims);
+  const RowShape shape{ScalarType::Float, rows, layer.heads, keys_arg.size(0), kv_heads, dims};
+  level.trees = tree_arguments<float>(kOp, {query_start, key_start, ancestors}, shape);
+  add_prefixes(kOp, {key_cache, value_cache, block_table, prefix_lens}, shape, level.trees);
+  check_indices(kOp, level.trees);
   level.trees.scale = static_cast<float>(scale);
   check_places(level, cos_sin_arg.size(0));
   run_layer(layer, level);

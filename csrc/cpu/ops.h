@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
+#include <vector>
 
 namespace adaptivespec {
 
@@ -16,12 +17,17 @@ void walk_trees(const Tensor& logits, const Tensor& start, const Tensor& parents
                 const std::optional<Tensor>& sampled, const std::optional<Tensor>& max_log_ratio,
                 const std::optional<Tensor>& max_promotions, const std::optional<Tensor>& max_regret,
                 const std::optional<Tensor>& protected_tokens, const Tensor& paths, const Tensor& lengths,
-                const Tensor& next_tokens, const Tensor& promotions, const Tensor& regrets);
+                const Tensor& next_tokens, const Tensor& promotions, const Tensor& regrets,
+                const std::optional<Tensor>& workspace);
 
 void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_key, const Tensor& tree_value,
                     const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_table,
                     const Tensor& prefix_lens, const Tensor& query_start, const Tensor& key_start,
                     const Tensor& ancestors, double scale);
+
+void commit_kv(const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
+               const std::vector<Tensor>& key_caches, const std::vector<Tensor>& value_caches, const Tensor& paths,
+               const Tensor& lengths, const Tensor& root_rows, const Tensor& slots);
 
 void topk_logprobs(const Tensor& logits, int64_t k, const Tensor& values, const Tensor& indices);
 

@@ -5,10 +5,9 @@
 #include <vector>
 
 #include "adaptivespec/scalar_types.h"
-#include "adaptivespec/topk.h"
-#include "checks.h"
 #include "isa.h"
 #include "ops.h"
+#include "topk_logprobs.h"
 
 namespace adaptivespec {
 
@@ -84,22 +83,14 @@ void run(const Argument& logits, int k, float* values, int64_t* indices) {
 }  // namespace
 
 void topk_logprobs(const Tensor& logits, int64_t k, const Tensor& values, const Tensor& indices) {
-  const Argument logits_arg(kOp, "logits", logits, 2);    // [R, V]
-  const Argument values_arg(kOp, "values", values, 2);    // [R, k]
-  const Argument indices_arg(kOp, "indices", indices, 2); // [R, k]
-  logits_arg.last_contiguous();
-  ADAPTIVESPEC_CHECK(k >= 1 && k <= kMaxTopK && k <= logits_arg.size(1), kOp, "k must be in 1..",
-                     std::min<int64_t>(kMaxTopK, logits_arg.size(1)), ", got ", k);
-  values_arg.of_type(ScalarType::Float).of_size(0, logits_arg.size(0)).of_size(1, k).contiguous();
-  indices_arg.of_type(ScalarType::Long).of_size(0, logits_arg.size(0)).of_size(1, k).contiguous();
-  if (logits_arg.size(0) == 0) return;
-  float* out_values = values_arg.write<float>();
-  int64_t* out_indices = indices_arg.write<int64_t>();
-  switch (logits_arg.type()) {
-    case ScalarType::Float: return run<float>(logits_arg, static_cast<int>(k), out_values, out_indices);
-    case ScalarType::BFloat16: return run<bf16>(logits_arg, static_cast<int>(k), out_values, out_indices);
-    case ScalarType::Half: return run<fp16>(logits_arg, static_cast<int>(k), out_values, out_indices);
-    default: fail(kOp, "logits must be float32, bfloat16 or float16");
+  const TopkTensors tensors(kOp, logits, k, values, indices);
+  if (tensors.logits.size(0) == 0) return;
+  float* out_values = tensors.values.write<float>();
+  int64_t* out_indices = tensors.indices.write<int64_t>();
+  switch (tensors.logits.type()) {
+    case ScalarType::BFloat16: return run<bf16>(tensors.logits, static_cast<int>(k), out_values, out_indices);
+    case ScalarType::Half: return run<fp16>(tensors.logits, static_cast<int>(k), out_values, out_indices);
+    default: return run<float>(tensors.logits, static_cast<int>(k), out_values, out_indices);
   }
 }
 

@@ -7,8 +7,7 @@
 #include <type_traits>
 
 #include "adaptivespec/scalar_types.h"
-#include "attention.h"
-#include "checks.h"
+#include "attend_trees.h"
 #include "isa.h"
 #include "ops.h"
 
@@ -131,11 +130,6 @@ void run_part(const AttentionArgs<T>& args, Attend<T> attend, int64_t total, int
   }
 }
 
-template <class T>
-RowView<const T> read_rows(const Argument& tensor) {
-  return {tensor.read<T>(), tensor.stride(0), tensor.stride(1)};
-}
-
 }  // namespace
 
 template <class T>
@@ -160,37 +154,16 @@ void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_k
                     const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_table,
                     const Tensor& prefix_lens, const Tensor& query_start, const Tensor& key_start,
                     const Tensor& ancestors, double scale) {
-  const Argument out_arg(kOp, "out", out, 3);                          // [Tq, Hq, D]
-  const Argument query_arg(kOp, "query", query, 3);                    // [Tq, Hq, D]
-  const Argument tree_key_arg(kOp, "tree_key", tree_key, 3);           // [Tk, Hkv, D]
-  const Argument tree_value_arg(kOp, "tree_value", tree_value, 3);     // [Tk, Hkv, D]
-
-  const ScalarType type = query_arg.type();
-  const int64_t queries = query_arg.size(0), heads = query_arg.size(1), dims = query_arg.size(2);
-  const int64_t tree_rows = tree_key_arg.size(0), kv_heads = tree_key_arg.size(1);
-  query_arg.last_contiguous();
-  out_arg.of_type(type).of_size(0, queries).of_size(1, heads).of_size(2, dims);
-  out_arg.last_contiguous().distinct(0).distinct(1);
-  tree_key_arg.of_type(type).of_size(2, dims).last_contiguous();
-  tree_value_arg.of_type(type).of_size(0, tree_rows).of_size(1, kv_heads).of_size(2, dims).last_contiguous();
-
-  const auto launch = [&]<class T>(T*) {
-    AttentionArgs<T> args =
-        check_trees<T>(kOp, {key_cache, value_cache, block_table, prefix_lens, query_start, key_start, ancestors}, type,
-                       queries, tree_rows, heads, kv_heads, dims);
-    args.out = {out_arg.write<T>(), out_arg.stride(0), out_arg.stride(1)};
-    args.query = read_rows<T>(query_arg);
-    args.tree_key = read_rows<T>(tree_key_arg);
-    args.tree_value = read_rows<T>(tree_value_arg);
+  const RowTensors rows(kOp, out, query, tree_key, tree_value);
+  const RowShape shape = rows.shape();
+  for_query_type(kOp, shape.type, [&]<class T>(T*) {
+    AttentionArgs<T> args = tree_arguments<T>(kOp, {query_start, key_start, ancestors}, shape);
+    add_prefixes(kOp, {key_cache, value_cache, block_table, prefix_lens}, shape, args);
+    check_indices(kOp, args);
+    rows.add_to(args);
     args.scale = static_cast<float>(scale);
     attend_trees(args);
-  };
-  switch (type) {
-    case ScalarType::Float: return launch(static_cast<float*>(nullptr));
-    case ScalarType::BFloat16: return launch(static_cast<bf16*>(nullptr));
-    case ScalarType::Half: return launch(static_cast<fp16*>(nullptr));
-    default: fail(kOp, "query must be float32, bfloat16 or float16, got ", dtype_name(type));
-  }
+  });
 }
 
 }  // namespace adaptivespec

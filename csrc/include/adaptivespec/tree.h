@@ -28,22 +28,61 @@ ADAPTIVESPEC_HOST_DEVICE int32_t tree_status(TreeStatus kind, int64_t row) {
   return static_cast<int32_t>(kind) | (static_cast<int32_t>(row) << 8);
 }
 
-// Fills depths[rows], positions[rows], ancestors[rows] of one tree. Writes nothing past the first bad row.
-ADAPTIVESPEC_HOST_DEVICE int32_t build_one_tree(const int32_t* parents, int64_t rows, int64_t root_position,
-                                                int32_t* depths, int64_t* positions, int64_t* ancestors) {
-  if (rows < 1 || parents[0] != -1) return tree_status(kTreeNoRoot, 0);
-  if (rows > kMaxTreeRows) return tree_status(kTreeTooLarge, kMaxTreeRows);
-  depths[0] = 0;
-  positions[0] = root_position;
-  ancestors[0] = 1;
-  for (int64_t row = 1; row < rows; ++row) {
-    const int32_t parent = parents[row];
-    if (parent < 0 || parent >= row) return tree_status(kTreeParentOrder, row);
-    depths[row] = depths[parent] + 1;
-    positions[row] = root_position + depths[row];
-    ancestors[row] = static_cast<int64_t>(static_cast<uint64_t>(ancestors[parent]) | (uint64_t{1} << row));
+// What is wrong with row `row`, given that the rows before it are good.
+ADAPTIVESPEC_HOST_DEVICE int32_t row_status(const int32_t* parents, int64_t row) {
+  const int32_t parent = parents[row];
+  if (row == 0) return parent == -1 ? kTreeOk : tree_status(kTreeNoRoot, 0);
+  return parent >= 0 && parent < row ? kTreeOk : tree_status(kTreeParentOrder, row);
+}
+
+struct TreeRow {
+  int32_t depth;
+  uint64_t ancestors;
+};
+
+// Climbs from `row` to the root; this row and those before it are good.
+ADAPTIVESPEC_HOST_DEVICE TreeRow climb_tree(const int32_t* parents, int64_t row) {
+  TreeRow found{0, uint64_t{1} << row};
+  for (int32_t at = parents[row]; at >= 0; at = parents[at]) {
+    found.depth += 1;
+    found.ancestors |= uint64_t{1} << at;
   }
-  return kTreeOk;
+  return found;
+}
+
+// Everything of a batch of trees; `status` says for each what is wrong. Nothing is written past the first bad row.
+struct TreeBuild {
+  const int32_t* parents;         // [T]
+  const int32_t* start;           // [B + 1]
+  const int64_t* root_positions;  // [B]
+  int32_t* depths;                // [T]
+  int64_t* positions;             // [T]
+  int64_t* ancestors;             // [T]
+  int32_t* status;                // [B]
+  int64_t requests, rows;
+
+  // Fills one row of the tree whose first row is `first`.
+  ADAPTIVESPEC_HOST_DEVICE void fill(int64_t b, int64_t first, int64_t row, const int32_t* tree_parents) const {
+    const TreeRow found = climb_tree(tree_parents, row);
+    depths[first + row] = found.depth;
+    positions[first + row] = root_positions[b] + found.depth;
+    ancestors[first + row] = static_cast<int64_t>(found.ancestors);
+  }
+};
+
+// The request whose rows hold `row`, or -1 where none does. `start` [requests + 1] never falls.
+ADAPTIVESPEC_HOST_DEVICE int64_t request_of(const int32_t* start, int64_t requests, int64_t row) {
+  if (row < start[0] || row >= start[requests]) return -1;
+  int64_t low = 0, high = requests;  // start[low] <= row < start[high]
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (start[middle] <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
 }
 
 }  // namespace adaptivespec

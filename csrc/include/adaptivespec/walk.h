@@ -6,14 +6,9 @@
 #include <limits>
 
 #include "adaptivespec/host_device.h"
+#include "adaptivespec/row_max.h"
 
 namespace adaptivespec {
-
-// The row's maximum and the first index that holds it. A NaN counts as the maximum.
-struct RowMax {
-  float value;
-  int64_t index;
-};
 
 // What the margin rule may do for one request in this step.
 struct WalkLimits {
@@ -33,10 +28,9 @@ struct WalkLimits {
 
 // One request's tree; every pointer is at its row 0.
 struct WalkTree {
-  const int32_t* parents;   // [rows]
-  const int32_t* tokens;    // [rows]
-  const int64_t* sampled;   // [rows] or null: the target's own choice after each row
-  int64_t rows;
+  const uint64_t* children;  // [rows] bit c: row c is a child of this row
+  const int32_t* tokens;     // [rows]
+  const int64_t* sampled;    // [rows] or null: the target's own choice after each row
 };
 
 struct WalkOutcome {
@@ -46,17 +40,65 @@ struct WalkOutcome {
   float regret = 0.0f;
 };
 
+// The walks of a batch: B requests, T rows.
+struct WalkBatch {
+  const int32_t* start;             // [B + 1]
+  const int32_t* parents;           // [T]
+  const int32_t* tokens;            // [T]
+  const int64_t* sampled;           // [T] or null
+  const float* max_log_ratio;       // [B] or null: strict
+  const int32_t* max_promotions;    // [B] or null
+  const float* max_regret;          // [B] or null
+  const int32_t* protected_tokens;  // [B, num_protected] or null
+  int64_t num_protected;
+  int32_t* paths;                   // [B, path_capacity]
+  int64_t path_capacity;
+  int32_t* lengths;                 // [B]
+  int64_t* next_tokens;             // [B]
+  int32_t* promotions;              // [B]
+  float* regrets;                   // [B]
+  int64_t requests, rows;
+
+  ADAPTIVESPEC_HOST_DEVICE WalkLimits limits(int64_t b) const {
+    WalkLimits found;
+    if (max_log_ratio) found.max_log_ratio = max_log_ratio[b];
+    if (max_promotions) found.max_promotions = max_promotions[b];
+    if (max_regret) found.max_regret = max_regret[b];
+    if (protected_tokens) {
+      found.protected_tokens = protected_tokens + b * num_protected;
+      found.num_protected = num_protected;
+    }
+    return found;
+  }
+
+  // Everything but the path.
+  ADAPTIVESPEC_HOST_DEVICE void store(int64_t b, const WalkOutcome& outcome) const {
+    lengths[b] = outcome.length;
+    next_tokens[b] = outcome.next_token;
+    promotions[b] = outcome.promotions;
+    regrets[b] = outcome.regret;
+  }
+};
+
+// The lowest row of a non-empty set of rows.
+ADAPTIVESPEC_HOST_DEVICE int32_t first_row(uint64_t rows) {
+#ifdef __CUDA_ARCH__
+  return __ffsll(static_cast<long long>(rows)) - 1;
+#else
+  return __builtin_ctzll(rows);
+#endif
+}
+
 // Walks from the root and writes accepted rows to path[0 .. capacity). At `capacity` accepted rows the walk ends
 // as it does at a leaf.
 //
-// LogitRows: `RowMax max(int64_t row)` and `float at(int64_t row, int64_t token)`; row 0 is the root. `max` is
-// called at most once for a visited row, and for no other.
+// LogitRows: `RowMax max(int32_t row)`, called at most once for a visited row and for no other, and
+// `float child_logit(int32_t row, int32_t child)`, the logit of the child's token in the row: -inf outside the vocabulary.
 template <class LogitRows>
 ADAPTIVESPEC_HOST_DEVICE WalkOutcome walk_one_tree(const WalkTree& tree, const WalkLimits& limits,
-                                                   const LogitRows& logits, int64_t vocab, int32_t* path,
-                                                   int64_t capacity) {
+                                                   const LogitRows& logits, int32_t* path, int64_t capacity) {
   WalkOutcome outcome;
-  int64_t row = 0;
+  int32_t row = 0;
   while (true) {
     const bool choose = tree.sampled == nullptr;
     RowMax top{0.0f, 0};
@@ -65,28 +107,24 @@ ADAPTIVESPEC_HOST_DEVICE WalkOutcome walk_one_tree(const WalkTree& tree, const W
     outcome.next_token = choice;
     if (outcome.length >= capacity) return outcome;
 
-    int64_t next = -1;
-    bool has_child = false;
-    for (int64_t child = row + 1; child < tree.rows; ++child) {
-      if (tree.parents[child] != row) continue;
-      has_child = true;
-      if (tree.tokens[child] == choice) {
-        next = child;
-        break;
-      }
+    const uint64_t children = tree.children[row];
+    int32_t next = -1;
+    for (uint64_t rest = children; rest != 0 && next < 0; rest &= rest - 1) {
+      const int32_t child = first_row(rest);
+      if (tree.tokens[child] == choice) next = child;
     }
 
-    const bool may_promote = has_child && next < 0 && limits.max_log_ratio >= 0.0f &&
+    const bool may_promote = children != 0 && next < 0 && limits.max_log_ratio >= 0.0f &&
                              (limits.max_promotions < 0 || outcome.promotions < limits.max_promotions) &&
                              !limits.is_protected(choice);
     if (may_promote) {
       if (!choose) top = logits.max(row);
       float best = -std::numeric_limits<float>::infinity();
-      int64_t candidate = -1;
-      for (int64_t child = row + 1; child < tree.rows; ++child) {
-        const int64_t token = tree.tokens[child];
-        if (tree.parents[child] != row || token < 0 || token >= vocab || limits.is_protected(token)) continue;
-        const float value = logits.at(row, token);
+      int32_t candidate = -1;
+      for (uint64_t rest = children; rest != 0; rest &= rest - 1) {
+        const int32_t child = first_row(rest);
+        if (limits.is_protected(tree.tokens[child])) continue;
+        const float value = logits.child_logit(row, child);
         if (value > best) {
           best = value;
           candidate = child;
@@ -102,7 +140,7 @@ ADAPTIVESPEC_HOST_DEVICE WalkOutcome walk_one_tree(const WalkTree& tree, const W
       }
     }
     if (next < 0) return outcome;
-    path[outcome.length++] = static_cast<int32_t>(next);
+    path[outcome.length++] = next;
     row = next;
   }
 }

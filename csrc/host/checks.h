@@ -1,4 +1,6 @@
 // Host checks of the ops: device, dtype, shape, strides. Everything a kernel dereferences is checked here first.
+//
+// Values of index tensors are checked where the host can read them, on the CPU; a CUDA kernel checks each index it follows.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -28,6 +30,23 @@ template <class... Parts>
     if (__builtin_expect(!(condition), 0)) ::adaptivespec::fail(op, __VA_ARGS__); \
   } while (0)
 
+// The op that is being checked, and where its tensors must be.
+struct Place {
+  const char* op;
+  bool cuda = false;
+  int32_t device = -1;
+
+  Place(const char* op_) : op(op_) {}  // a CPU op
+  Place(const char* op_, const Tensor& first) : op(op_) {
+#ifndef ADAPTIVESPEC_EMULATED  // the CUDA sources run on the CPU then
+    cuda = true;
+    device = first.is_cuda() ? first.get_device_index() : -1;
+#else
+    (void)first;
+#endif
+  }
+};
+
 inline const char* dtype_name(ScalarType type) {
   switch (type) {
     case ScalarType::Float: return "float32";
@@ -50,10 +69,15 @@ inline std::string shape_text(const Tensor& tensor) {
 // One argument: its sizes and strides are read once.
 class Argument {
  public:
-  Argument(const char* op, const char* name, const Tensor& tensor, int64_t dim)
-      : op_(op), name_(name), tensor_(&tensor) {
-    ADAPTIVESPEC_CHECK(tensor.is_cpu(), op, name, " must be a CPU tensor");
-    ADAPTIVESPEC_CHECK(tensor.dim() == dim, op, name, " must have ", dim, " dimensions, got ", shape_text(tensor));
+  Argument(const Place& place, const char* name, const Tensor& tensor, int64_t dim)
+      : op_(place.op), name_(name), tensor_(&tensor) {
+    if (place.cuda) {
+      ADAPTIVESPEC_CHECK(tensor.is_cuda() && tensor.get_device_index() == place.device, op_, name,
+                         " must be a CUDA tensor on the device of the others");
+    } else {
+      ADAPTIVESPEC_CHECK(tensor.is_cpu(), op_, name, " must be a CPU tensor");
+    }
+    ADAPTIVESPEC_CHECK(tensor.dim() == dim, op_, name, " must have ", dim, " dimensions, got ", shape_text(tensor));
     sizes_ = tensor.sizes().data();
     strides_ = tensor.strides().data();
     type_ = tensor.scalar_type();
@@ -62,6 +86,8 @@ class Argument {
   int64_t size(int64_t i) const { return sizes_[i]; }
   int64_t stride(int64_t i) const { return strides_[i]; }
   ScalarType type() const { return type_; }
+  std::string shape() const { return shape_text(*tensor_); }
+  int64_t element_bytes() const { return tensor_->element_size(); }
 
   const Argument& of_type(ScalarType type) const {
     ADAPTIVESPEC_CHECK(type_ == type, op_, name_, " must be ", dtype_name(type), ", got ", dtype_name(type_));

@@ -1,4 +1,7 @@
-"""Builds the native ops when torch and a C++ compiler are there; installs without them otherwise."""
+"""Builds the native ops when torch and a C++ compiler are there, those for CUDA when nvcc is there too.
+
+Installs without them otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,11 @@ import platform
 import sys
 
 from setuptools import setup
+from setuptools.errors import CompileError
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "scripts"))
+import nvcc  # noqa: E402
 
 NO_NATIVE = "VLLM_ADAPTIVESPEC_NO_NATIVE"
 
@@ -58,6 +66,14 @@ DEPENDS = [
     "csrc/cpu/topk_logprobs.inc",
     "csrc/cpu/tree_attention.inc",
 ]
+CUDA_SOURCES = ["csrc/cuda/bindings.cpp", "csrc/cuda/ops.cpp"]  # and nvcc.SOURCES
+CUDA_DEPENDS = [
+    *SHARED,
+    "csrc/cuda/kernels.h",
+    "csrc/cuda/ops.h",
+    "csrc/cuda/registration.h",
+    "csrc/cuda/stream.h",
+]
 INCLUDES = [os.path.abspath(path) for path in ("csrc", "csrc/include", "csrc/host")]
 
 # Stable ABI of torch 2.10, and (through py_limited_api) that of Python: one build serves later versions of both.
@@ -74,19 +90,59 @@ COMPILE_ARGS = [
 ]
 
 
+CUDA_MODULE = "adaptivespec_vllm._C_cuda"
+
+
+def say(text: str) -> None:
+    print(f"adaptivespec: {text}", file=sys.stderr)
+
+
+def cuda_toolkit() -> nvcc.Toolkit | None:
+    """What the CUDA ops are built with, or None with the reason on stderr."""
+    import torch
+
+    if torch.version.cuda is None and not os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        say("this torch has no CUDA, building without CUDA ops (TORCH_CUDA_ARCH_LIST builds them all the same)")
+        return None
+    toolkit = nvcc.find_toolkit()
+    if toolkit is None or toolkit.runtime is None:
+        say("no CUDA toolkit with nvcc and libcudart_static.a found (CUDA_HOME), building without CUDA ops")
+        return None
+    return toolkit
+
+
+def cuda_extension(toolkit: nvcc.Toolkit, common: dict):
+    """The module of the CUDA ops; it brings its CUDA runtime along, to load beside any torch and without a driver."""
+    import torch
+    from torch.utils.cpp_extension import CppExtension
+
+    return CppExtension(
+        CUDA_MODULE,
+        CUDA_SOURCES,
+        depends=[*CUDA_DEPENDS, *nvcc.SOURCES],
+        include_dirs=[*INCLUDES, os.path.abspath("csrc/cuda"), str(toolkit.includes)],
+        # The current stream is asked of this library, by a weak symbol that alone would not make the linker keep it.
+        libraries=["torch_cuda"] if torch.version.cuda else [],
+        extra_link_args=["-Wl,--no-as-needed", str(toolkit.runtime), "-lrt", "-lpthread", "-ldl"],
+        **common,
+    )
+
+
 def native_build() -> dict:
-    """Arguments of ``setup`` that build ``adaptivespec_vllm._C``, or none with the reason on stderr."""
+    """Arguments of ``setup`` that build the native modules, or none with the reason on stderr."""
     if os.environ.get(NO_NATIVE) == "1":
-        print(f"adaptivespec: {NO_NATIVE}=1, building without native ops", file=sys.stderr)
+        say(f"{NO_NATIVE}=1, building without native ops")
         return {}
     if platform.system() == "Windows":
-        print("adaptivespec: the native ops need GCC or Clang, building without them", file=sys.stderr)
+        say("the native ops need GCC or Clang, building without them")
         return {}
     try:
         from torch.utils.cpp_extension import BuildExtension, CppExtension
     except ImportError:
-        print("adaptivespec: torch is not importable here, building without native ops", file=sys.stderr)
+        say("torch is not importable here, building without native ops")
         return {}
+    required = os.environ.get(NO_NATIVE) == "0"
+    toolkit = cuda_toolkit()
 
     class OptionalBuild(BuildExtension):
         """A failed compilation leaves the reference ops in place instead of failing the installation."""
@@ -95,25 +151,35 @@ def native_build() -> dict:
             try:
                 super().run()
             except Exception as error:  # a missing compiler surfaces as any of a dozen types
-                if os.environ.get(NO_NATIVE) == "0":  # asked for: an error is an error
+                if required:  # asked for: an error is an error
                     raise
-                print(
-                    f"adaptivespec: native ops not built ({error}); set {NO_NATIVE}=0 to make this an error",
-                    file=sys.stderr,
-                )
+                say(f"native ops not built ({error}); set {NO_NATIVE}=0 to make this an error")
 
-    extension = CppExtension(
+        def build_extension(self, ext) -> None:
+            if ext.name == CUDA_MODULE:
+                architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or nvcc.DEFAULT_ARCHITECTURES
+                try:
+                    objects = nvcc.compile_sources(toolkit, architectures, nvcc.ROOT / "build" / "cuda")
+                except (RuntimeError, ValueError) as error:
+                    raise CompileError(str(error)) from error
+                ext.extra_objects = [str(each.output) for each in objects]
+            super().build_extension(ext)
+
+    common = {
+        "define_macros": [("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION)],
+        "extra_compile_args": COMPILE_ARGS,
+        "py_limited_api": True,
+        "optional": not required,
+    }
+    cpu = CppExtension(
         "adaptivespec_vllm._C",
         SOURCES,
         depends=DEPENDS,
         include_dirs=[*INCLUDES, os.path.abspath("csrc/cpu")],
-        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION)],
-        extra_compile_args=COMPILE_ARGS,
-        py_limited_api=True,
-        optional=os.environ.get(NO_NATIVE) != "0",
+        **common,
     )
     return {
-        "ext_modules": [extension],
+        "ext_modules": [cpu] if toolkit is None else [cpu, cuda_extension(toolkit, common)],
         "cmdclass": {"build_ext": OptionalBuild},
         "options": {"bdist_wheel": {"py_limited_api": "cp311"}},
     }

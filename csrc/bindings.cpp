@@ -11,6 +11,7 @@ STABLE_TORCH_LIBRARY_IMPL(adaptivespec, CPU, m) {
   m.impl("build_tree", TORCH_BOX(&adaptivespec::build_tree));
   m.impl("walk_trees", TORCH_BOX(&adaptivespec::walk_trees));
   m.impl("tree_attention", TORCH_BOX(&adaptivespec::tree_attention));
+  m.impl("tree_part_attention", TORCH_BOX(&adaptivespec::tree_part_attention));
   m.impl("commit_kv", TORCH_BOX(&adaptivespec::commit_kv));
   m.impl("topk_logprobs", TORCH_BOX(&adaptivespec::topk_logprobs));
   m.impl("linear", TORCH_BOX(&adaptivespec::linear));

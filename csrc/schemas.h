@@ -18,7 +18,7 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "Tensor value_cache, Tensor block_table, Tensor prefix_lens, Tensor query_start, Tensor key_start, "
       "Tensor ancestors, float scale) -> ()");
   m.def(
-      "tree_part(Tensor(a!) out, Tensor(b!) lse, Tensor query, Tensor tree_key, Tensor tree_value, "
+      "tree_part_attention(Tensor(a!) out, Tensor(b!) lse, Tensor query, Tensor tree_key, Tensor tree_value, "
       "Tensor query_start, Tensor key_start, Tensor ancestors, float scale) -> ()");
   m.def(
       "commit_kv(Tensor[] keys, Tensor[] values, Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor paths, "

@@ -1,8 +1,9 @@
 """The ops of a decoding step, one typed wrapper each.
 
-On CPU tensors a wrapper calls the native op of the same name (``torch.ops.adaptivespec.*``), which checks its
-arguments itself; anywhere else, or when the native ops are not built, the plain-torch twin in
-:mod:`adaptivespec_vllm.ops.reference`.
+A wrapper calls the native op of the same name (``torch.ops.adaptivespec.*``), which checks its arguments itself, where
+one is built for the tensors' device (CPU, CUDA); otherwise the plain-torch twin in
+:mod:`adaptivespec_vllm.ops.reference`. The wrappers allocate what they return; with the caller's own outputs:
+:mod:`adaptivespec_vllm.ops.into`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,26 @@ from __future__ import annotations
 import torch
 
 from ..types import MarginLimits, TreeBatch, VerifyResult
-from . import _fake, reference
-from ._native import describe, native_ops_loaded
+from . import _fake as _fake  # registers
+from . import reference
+from ._native import cuda_ops_loaded, describe, native_op, native_ops_loaded
 from .errors import InvalidTreeError
+from .into import (
+    build_tree_into,
+    commit_kv,
+    topk_logprobs_into,
+    tree_part_attention,
+    walk_trees_into,
+    walk_workspace,
+)
 from .layers import DraftLayer, LevelPlaces, PackedLinear
 
 __all__ = [
     "build_tree",
     "walk_trees",
     "tree_attention",
+    "tree_part_attention",
+    "commit_kv",
     "topk_logprobs",
     "linear",
     "draft_input",
@@ -27,15 +39,14 @@ __all__ = [
     "LevelPlaces",
     "PackedLinear",
     "InvalidTreeError",
+    "build_tree_into",
+    "walk_trees_into",
+    "walk_workspace",
+    "topk_logprobs_into",
     "native_ops_loaded",
+    "cuda_ops_loaded",
     "describe",
 ]
-
-_NATIVE = native_ops_loaded()
-if _NATIVE:
-    _build_tree, _walk_trees, _tree_attention, _topk_logprobs, _linear, _draft_input, _draft_layer = (
-        getattr(torch.ops.adaptivespec, name).default for name in _fake.OPS
-    )
 
 
 def build_tree(
@@ -49,22 +60,23 @@ def build_tree(
         start: ``int32 [B + 1]``, first row of each tree.
         root_positions: ``int64 [B]``, absolute position of each root.
 
+    On a GPU it waits for the verdict on the trees.
+
     Raises:
         InvalidTreeError: a tree has no root, more than 64 rows, or a parent that is not an earlier row; it names
             the request and the row.
 
     """
-    if not (_NATIVE and parents.is_cpu):
+    if native_op("build_tree", parents) is None:
         return reference.build_tree(tokens, parents, start, root_positions)
-    depths = torch.empty_like(parents)
-    positions = torch.empty(parents.shape, dtype=torch.int64)
-    ancestors = torch.empty_like(positions)
-    status = torch.empty(root_positions.shape, dtype=torch.int32)
-    _build_tree(parents, start, root_positions, depths, positions, ancestors, status)
+    depths, positions = torch.empty_like(parents), torch.empty_like(parents, dtype=torch.int64)
+    tree = TreeBatch(start, tokens, parents, depths, positions, torch.empty_like(positions))
+    status = torch.empty_like(root_positions, dtype=torch.int32)
+    build_tree_into(tree, root_positions, status)
     for request, code in enumerate(status.tolist()):
         if code:
             raise InvalidTreeError.from_status(request, code)
-    return TreeBatch(start, tokens, parents, depths, positions, ancestors)
+    return tree
 
 
 def walk_trees(
@@ -82,33 +94,33 @@ def walk_trees(
     nor away from, and a logit of -inf never passes. Otherwise the walk stops and emits the target's choice.
 
     Args:
-        logits: ``[T, V]`` float32, bfloat16 or float16, target logits after each tree row; rows may be strided. Only
-            the rows that the walk visits are read.
+        logits: ``[T, V]`` float32, bfloat16 or float16, target logits after each tree row; rows may be strided. A CPU
+            reads only those that the walk visits.
         tree: the batch's trees.
         limits: the margin rule's limits; None is strict.
         sampled: ``int64 [T]``, the target's choice after each row. None: the arg-max of the row, the lowest index
             of equals; a NaN counts as the maximum, as in ``torch.argmax``. A promotion is impossible at a row with
             a NaN.
-        max_depth: columns of ``paths``, and the depth at which the walk ends at the latest. None: the deepest node.
+        max_depth: columns of ``paths``, and the depth at which the walk ends at the latest. None: the deepest node
+            (a GPU is waited for to know it).
 
     """
-    if not (_NATIVE and logits.is_cpu):
+    if native_op("walk_trees", logits) is None:
         return reference.walk_trees(logits, tree, limits, sampled, max_depth)
     if max_depth is None:
         max_depth = reference._deepest(tree)
-    requests = tree.start.shape[0] - 1
-    paths = torch.empty((requests, max_depth), dtype=torch.int32)
-    lengths, promotions = torch.empty((2, requests), dtype=torch.int32).unbind()
-    next_tokens = torch.empty(requests, dtype=torch.int64)
-    regrets = torch.empty(requests, dtype=torch.float32)
-    if limits is None:
-        rule: tuple[torch.Tensor | None, ...] = (None, None, None, None)
-    else:
-        rule = (limits.max_log_ratio, limits.max_promotions, limits.max_regret, limits.protected)
-    _walk_trees(
-        logits, tree.start, tree.parents, tree.tokens, sampled, *rule, paths, lengths, next_tokens, promotions, regrets
+    requests, device = tree.start.shape[0] - 1, logits.device
+    lengths, promotions = torch.empty((2, requests), dtype=torch.int32, device=device).unbind()
+    result = VerifyResult(
+        paths=torch.empty((requests, max_depth), dtype=torch.int32, device=device),
+        lengths=lengths,
+        next_tokens=torch.empty(requests, dtype=torch.int64, device=device),
+        promotions=promotions,
+        regrets=torch.empty(requests, dtype=torch.float32, device=device),
     )
-    return VerifyResult(paths, lengths, next_tokens, promotions, regrets)
+    workspace = None if logits.is_cpu else walk_workspace(tree.parents.shape[0], device)
+    walk_trees_into(result, logits, tree, limits, sampled, workspace)
+    return result
 
 
 def tree_attention(
@@ -142,8 +154,9 @@ def tree_attention(
         out: ``[Tq, Hq, D]``, written in full for the rows of the B requests; a row that sees no key becomes zeros.
 
     """
-    if _NATIVE and query.is_cpu:
-        _tree_attention(
+    op = native_op("tree_attention", query)
+    if op is not None:
+        op(
             out, query, tree_key, tree_value, key_cache, value_cache, block_table, prefix_lens, query_start,
             key_start, ancestors, scale,
         )  # fmt: skip
@@ -165,11 +178,10 @@ def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
         ``float32 [R, k]`` log-softmax values and ``int64 [R, k]`` indices; equal logits: the lower index first.
 
     """
-    if not (_NATIVE and logits.is_cpu):
-        return reference.topk_logprobs(logits, k)
-    shape = (logits.shape[0], k)
-    values, indices = torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.int64)
-    _topk_logprobs(logits, k, values, indices)
+    shape, device = (logits.shape[0], k), logits.device
+    values = torch.empty(shape, dtype=torch.float32, device=device)
+    indices = torch.empty(shape, dtype=torch.int64, device=device)
+    topk_logprobs_into(values, indices, logits)
     return values, indices
 
 
@@ -187,10 +199,11 @@ def linear(x: torch.Tensor, layer: PackedLinear) -> torch.Tensor:
         ``float32 [M, N]``.
 
     """
-    if not (_NATIVE and x.is_cpu):
+    op = native_op("linear", x)
+    if op is None:
         return reference.linear(x, layer)
     out = torch.empty(x.shape[0], layer.outputs)
-    _linear(out, x, layer.weight, layer.bias)
+    op(out, x, layer.weight, layer.bias)
     return out
 
 
@@ -220,15 +233,14 @@ def draft_input(
         ``float32 [R, 2 H]`` normalised embeddings beside normalised hidden states, and the residual ``float32 [R, H]``.
 
     """
-    if not (_NATIVE and hidden.is_cpu):
+    op = native_op("draft_input", hidden)
+    if op is None:
         return reference.draft_input(
             tokens, parent_rows, embeddings, hidden, embed_norm, hidden_norm, eps, norm_before_residual
         )
     rows, size = tokens.shape[0], hidden.shape[1]
     x, residual = torch.empty(rows, 2 * size), torch.empty(rows, size)
-    _draft_input(
-        x, residual, tokens, parent_rows, embeddings, hidden, embed_norm, hidden_norm, eps, norm_before_residual
-    )
+    op(x, residual, tokens, parent_rows, embeddings, hidden, embed_norm, hidden_norm, eps, norm_before_residual)
     return x, residual
 
 
@@ -260,11 +272,12 @@ def draft_layer(
         ``float32 [R, H]``, the residual after the layer, normalised.
 
     """
-    if not (_NATIVE and x.is_cpu):
+    op = native_op("draft_layer", x)
+    if op is None:
         return reference.draft_layer(x, residual, layer, next_norm, places, keys, values, key_cache, value_cache)
     normed = torch.empty_like(residual)
     qkv, o, gate_up, down = layer.qkv, layer.o, layer.gate_up, layer.down
-    _draft_layer(
+    op(
         normed, residual, keys, values, x, qkv.weight, qkv.bias, layer.q_norm, layer.k_norm, o.weight, o.bias,
         layer.post_norm, gate_up.weight, gate_up.bias, down.weight, down.bias, next_norm, layer.eps, layer.cos_sin,
         places.positions, places.scratch_rows, key_cache, value_cache, places.block_table, places.prefix_lens,

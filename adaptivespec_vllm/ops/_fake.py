@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ._native import native_ops_loaded
+from ._native import CPU_OPS, native_ops_loaded
 
-OPS = ("build_tree", "walk_trees", "tree_attention", "topk_logprobs", "linear", "draft_input", "draft_layer")
+OPS = CPU_OPS
 
 
 def _returns_nothing(*args: Any, **kwargs: Any) -> None:

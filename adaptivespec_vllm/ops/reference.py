@@ -160,6 +160,59 @@ def tree_attention(
         out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
 
 
+def tree_part_attention(
+    query: torch.Tensor,
+    tree_key: torch.Tensor,
+    tree_value: torch.Tensor,
+    query_start: torch.Tensor,
+    key_start: torch.Tensor,
+    ancestors: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """See :func:`adaptivespec_vllm.ops.tree_part_attention`; float64 inputs are computed in float64."""
+    compute = torch.promote_types(query.dtype, torch.float32)
+    group = query.shape[1] // tree_key.shape[1]
+    for first, last, key, last_key in zip(*(t.tolist() for t in (
+        query_start[:-1], query_start[1:], key_start[:-1], key_start[1:])), strict=True):  # fmt: skip
+        keys, values = (t[key:last_key].repeat_interleave(group, dim=1).to(compute) for t in (tree_key, tree_value))
+        columns = torch.arange(last_key - key, device=query.device)
+        visible = (ancestors[first:last, None] >> columns & 1).bool()  # [queries, tree keys]
+        scores = torch.einsum("qhd,khd->hqk", query[first:last].to(compute), keys) * scale
+        scores = scores.masked_fill(~visible, -torch.inf)
+        weights = scores.softmax(-1).masked_fill(~visible, 0.0)  # a row that sees no key: zeros, not NaN
+        out[first:last] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+        lse[:, first:last] = scores.logsumexp(-1).to(lse.dtype)
+
+
+def commit_kv(
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+    key_caches: list[torch.Tensor],
+    value_caches: list[torch.Tensor],
+    paths: torch.Tensor,
+    lengths: torch.Tensor,
+    root_rows: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """See :func:`adaptivespec_vllm.ops.commit_kv`."""
+    rows, targets = [], []
+    for path, length, root in zip(paths.tolist(), lengths.tolist(), root_rows.tolist(), strict=True):
+        for place, row in enumerate(path[:length]):
+            slot = int(slots[root + 1 + place])
+            if slot >= 0:
+                rows.append(root + row)
+                targets.append(slot)
+    device = slots.device
+    taken, to = (
+        torch.tensor(rows, dtype=torch.int64, device=device),
+        torch.tensor(targets, dtype=torch.int64).to(device),
+    )
+    for fresh, cache in zip((*keys, *values), (*key_caches, *value_caches), strict=True):
+        cache[to // cache.shape[2], :, to % cache.shape[2]] = fresh[taken]
+
+
 def _keys_of(blocks: torch.Tensor, prefix: int, fresh: torch.Tensor, group: int) -> torch.Tensor:
     """``[prefix + tree keys, Hq, D]``: the used tokens of paged blocks and the fresh rows, one a query head."""
     paged = blocks.transpose(1, 2).flatten(0, 1)[:prefix]  # [prefix, Hkv, D]

@@ -11,7 +11,7 @@ void check_indices(const char* op, const AttentionArgs<T>& args) {
   check_starts(op, "query_start", args.query_start, args.requests, args.queries);
   check_starts(op, "key_start", args.key_start, args.requests, args.tree_rows);
   for (int64_t b = 0; b < args.requests; ++b) {
-    const int32_t prefix = args.prefix_lens[b];
+    const int64_t prefix = args.prefix(b);
     ADAPTIVESPEC_CHECK(args.key_start[b + 1] - args.key_start[b] <= kMaxTreeRows, op, "request ", b,
                        " has more than ", kMaxTreeRows, " tree keys");
     ADAPTIVESPEC_CHECK(prefix >= 0 && (prefix == 0 || prefix <= args.table_blocks * args.block_size), op,

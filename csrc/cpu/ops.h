@@ -25,6 +25,10 @@ void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_k
                     const Tensor& prefix_lens, const Tensor& query_start, const Tensor& key_start,
                     const Tensor& ancestors, double scale);
 
+void tree_part_attention(const Tensor& out, const Tensor& lse, const Tensor& query, const Tensor& tree_key,
+                         const Tensor& tree_value, const Tensor& query_start, const Tensor& key_start,
+                         const Tensor& ancestors, double scale);
+
 void commit_kv(const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
                const std::vector<Tensor>& key_caches, const std::vector<Tensor>& value_caches, const Tensor& paths,
                const Tensor& lengths, const Tensor& root_rows, const Tensor& slots);

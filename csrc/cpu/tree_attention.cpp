@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -118,7 +119,7 @@ void run_part(const AttentionArgs<T>& args, Attend<T> attend, int64_t total, int
   int64_t done = 0;
   for (int64_t b = 0; b < args.requests && done < end; ++b) {
     const int64_t rows = (args.query_start[b + 1] - args.query_start[b]) * args.group;
-    const int64_t cost = args.prefix_lens[b] + args.key_start[b + 1] - args.key_start[b] + 1;
+    const int64_t cost = args.prefix(b) + args.key_start[b + 1] - args.key_start[b] + 1;
     for (int64_t head = 0; head < args.kv_heads && done < end; ++head) {
       const int64_t first = std::clamp<int64_t>((begin - done + cost - 1) / cost, 0, rows);
       const int64_t last = std::clamp<int64_t>((end - done + cost - 1) / cost, 0, rows);
@@ -137,7 +138,7 @@ void attend_trees(const AttentionArgs<T>& args) {
   int64_t total = 0;
   for (int64_t b = 0; b < args.requests; ++b) {
     const int64_t rows = (args.query_start[b + 1] - args.query_start[b]) * args.group;
-    total += rows * args.kv_heads * (args.prefix_lens[b] + args.key_start[b + 1] - args.key_start[b] + 1);
+    total += rows * args.kv_heads * (args.prefix(b) + args.key_start[b + 1] - args.key_start[b] + 1);
   }
   if (total == 0) return;
   const Attend<T> attend = attend_of(static_cast<const T*>(nullptr));
@@ -161,6 +162,22 @@ void tree_attention(const Tensor& out, const Tensor& query, const Tensor& tree_k
     add_prefixes(kOp, {key_cache, value_cache, block_table, prefix_lens}, shape, args);
     check_indices(kOp, args);
     rows.add_to(args);
+    args.scale = static_cast<float>(scale);
+    attend_trees(args);
+  });
+}
+
+void tree_part_attention(const Tensor& out, const Tensor& lse, const Tensor& query, const Tensor& tree_key,
+                         const Tensor& tree_value, const Tensor& query_start, const Tensor& key_start,
+                         const Tensor& ancestors, double scale) {
+  constexpr const char* op = "tree_part_attention";
+  const RowTensors rows(op, out, query, tree_key, tree_value);
+  const RowShape shape = rows.shape();
+  for_query_type(op, shape.type, [&]<class T>(T*) {
+    AttentionArgs<T> args = tree_arguments<T>(op, {query_start, key_start, ancestors}, shape);
+    check_indices(op, args);
+    rows.add_to(args);
+    add_lse(op, lse, shape, args);
     args.scale = static_cast<float>(scale);
     attend_trees(args);
   });

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) attend(const AttentionArgs<T> args) 
   }
 
   if (args.prefix_lens) {
-    int64_t prefix = args.prefix_lens[b];
+    int64_t prefix = args.prefix(b);
     if (prefix > args.table_blocks * args.block_size) prefix = args.table_blocks * args.block_size;
     for (int64_t position = 0; position < prefix; ++position) {
       const int64_t block = args.block_table[b * args.table_stride + position / args.block_size];
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) attend(const AttentionArgs<T> args) 
     if (d < state.dims) out[d] = from_float<T>(state.out[i] * inverse);
   }
   if (args.lse && state.lane == 0) {
-    args.lse[head * args.lse_head_stride + row * args.lse_row_stride] =
+    *args.lse_at(row, head) =
         state.sum == 0.0f ? -std::numeric_limits<float>::infinity() : state.high + logf(state.sum);
   }
 }

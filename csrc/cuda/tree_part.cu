@@ -58,7 +58,7 @@ struct LaneRow {
     const int64_t at = first_query + row / args.group, head = kv_head * args.group + row % args.group;
     query = args.query.at(at, head);
     out = args.out.at(at, head);
-    lse = args.lse + head * args.lse_head_stride + at * args.lse_row_stride;
+    lse = args.lse_at(at, head);
     word = mask_word(args.ancestors[at], keys);
   }
   __device__ uint32_t query_pair(int dim) const {

@@ -81,6 +81,16 @@ void add_prefixes(const Place& at, const PrefixTensors& tensors, const RowShape&
   args.prefix_lens = prefix_lens.read<int32_t>();
 }
 
+// Where the log of each row's sum of exponentials goes, float32 [Hq, Tq].
+template <class T>
+void add_lse(const Place& at, const Tensor& lse, const RowShape& shape, AttentionArgs<T>& args) {
+  const Argument lse_arg(at, "lse", lse, 2);
+  lse_arg.of_type(ScalarType::Float).of_size(0, shape.heads).of_size(1, shape.queries).distinct(0).distinct(1);
+  args.lse = lse_arg.write<float>();
+  args.lse_head_stride = lse_arg.stride(0);
+  args.lse_row_stride = lse_arg.stride(1);
+}
+
 // The rows' own tensors.
 struct RowTensors {
   Argument out;         // [Tq, Hq, D]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from adaptivespec_vllm import ops
 from adaptivespec_vllm.engine.decision_log import VARIABLE, read_log
+from adaptivespec_vllm.ops import _native
 from adaptivespec_vllm.policy import replay
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
 from tests.e2e.oracle import Oracle, runner_of
@@ -44,7 +44,7 @@ def test_reference_ops_decode_the_same(
     make_llm: Callable[..., Any], tiny_head: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plain-torch ops in the place of the native ones, on the whole engine."""
-    monkeypatch.setattr(ops, "_NATIVE", False)
+    monkeypatch.setattr(_native, "_by_device", {})
     prompts = random_prompts(4, seed=82)
     expected = generate(plain, prompts, greedy(40))
     llm = make_llm(speculative_config=adaptivespec(tiny_head))

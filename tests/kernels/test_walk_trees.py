@@ -11,30 +11,12 @@ from hypothesis import strategies as st
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.ops import reference
-from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
+from adaptivespec_vllm.types import TreeBatch, VerifyResult
 
-from .cases import batch, random_parents
+from .cases import VOCAB, assert_equal, batch, limits, random_batch, random_limits
 
 needs_native = pytest.mark.skipif(not ops.native_ops_loaded(), reason="native ops are not built")
 IMPLEMENTATIONS = [pytest.param(ops.walk_trees, id="native", marks=needs_native), reference.walk_trees]
-
-VOCAB = 40
-FIELDS = ("paths", "lengths", "next_tokens", "promotions", "regrets")
-
-
-def limits(
-    requests: int = 1,
-    kappa: float = 0.2,
-    max_promotions: int = -1,
-    max_regret: float = math.inf,
-    protected: tuple[int, ...] = (),
-) -> MarginLimits:
-    return MarginLimits(
-        max_log_ratio=torch.full((requests,), math.log(1 / kappa) if kappa else math.inf),
-        max_promotions=torch.full((requests,), max_promotions, dtype=torch.int32),
-        max_regret=torch.full((requests,), max_regret),
-        protected=torch.tensor([[*protected, -1]] * requests, dtype=torch.int32),
-    )
 
 
 def logit_rows(*rows: dict[int, float]) -> torch.Tensor:
@@ -44,40 +26,6 @@ def logit_rows(*rows: dict[int, float]) -> torch.Tensor:
         for token, value in values.items():
             logits[row, token] = value
     return logits
-
-
-def assert_equal(got: VerifyResult, want: VerifyResult) -> None:
-    for name in FIELDS:
-        a, b = getattr(got, name), getattr(want, name)
-        assert a.dtype == b.dtype, name
-        assert torch.equal(a, b), f"{name}: {a} != {b}"
-
-
-def random_batch(seed: int, requests: int, vocab: int = VOCAB, chain: bool = False) -> tuple[TreeBatch, torch.Tensor]:
-    """Trees whose tokens often are among the best of coarse logits, so that matches, ties and promotions occur."""
-    rng = torch.Generator().manual_seed(seed)
-    sizes = torch.randint(1, 30, (requests,), generator=rng).tolist()
-    parents = [random_parents(size, rng, chain) for size in sizes]
-    logits = torch.randint(-6, 4, (sum(sizes), vocab), generator=rng) * 0.75
-    first, tokens = 0, []
-    for tree in parents:
-        mine = [0]
-        for parent in tree[1:]:
-            best = logits[first + parent].topk(min(4, vocab)).indices.tolist()
-            mine.append(best[int(torch.randint(0, len(best), (), generator=rng))])
-        tokens.append(mine)
-        first += len(tree)
-    return batch(parents, tokens), logits
-
-
-def random_limits(seed: int, requests: int) -> MarginLimits:
-    rng = torch.Generator().manual_seed(seed)
-    return MarginLimits(
-        max_log_ratio=torch.rand(requests, generator=rng) * 4 - 1,
-        max_promotions=torch.randint(-1, 3, (requests,), generator=rng, dtype=torch.int32),
-        max_regret=torch.where(torch.rand(requests, generator=rng) < 0.5, torch.inf, 2.0),
-        protected=torch.randint(-1, 20, (requests, 3), generator=rng, dtype=torch.int32),
-    )
 
 
 # Tree of most decision tests: root -> {1: token 5, 2: token 6}; 1 -> {3: token 7}; 2 -> {4: token 8}.

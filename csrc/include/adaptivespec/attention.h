@@ -27,6 +27,11 @@ struct AttentionArgs {
   float* lse;  // [Hq, Tq] or null: log of the sum of exp(score), -inf where no key is visible
   int64_t lse_head_stride, lse_row_stride;
   int64_t queries, tree_rows, blocks, table_blocks;  // Tq, Tk, blocks of the cache, max_blocks
+
+  ADAPTIVESPEC_HOST_DEVICE int64_t prefix(int64_t b) const { return prefix_lens ? prefix_lens[b] : 0; }
+  ADAPTIVESPEC_HOST_DEVICE float* lse_at(int64_t row, int64_t head) const {
+    return lse + head * lse_head_stride + row * lse_row_stride;
+  }
 };
 
 }  // namespace adaptivespec

@@ -27,6 +27,9 @@ def samples() -> dict[str, list[tuple]]:
     attention = dict(attention_case([3, 1], [5, 0]).arguments)
     query = attention.pop("query")
     scale = attention.pop("scale")
+    part = [attention[name] for name in ("tree_key", "tree_value", "query_start", "key_start", "ancestors")]
+    layer = [torch.ones(4, 2, 8)], [torch.zeros(3, 2, 4, 8)]  # fresh rows, a cache
+    accepted = (empty(2, 3) + 1, empty(2), empty(2), empty(4, dtype=torch.int64))
     long = torch.int64
     linear = layer_of(40, 20, bias=True)
     start = input_case(3, 16, False).values()
@@ -47,6 +50,8 @@ def samples() -> dict[str, list[tuple]]:
             (logits, tree.start, tree.parents, tree.tokens, empty(5, dtype=long), *rule, *walked),
         ],
         "tree_attention": [(torch.zeros(4, 4, 64), query, *attention.values(), scale)],
+        "tree_part_attention": [(torch.zeros(4, 4, 64), torch.zeros(4, 4), query, *part, scale)],
+        "commit_kv": [(layer[0], layer[0], layer[1], [torch.zeros(3, 2, 4, 8)], *accepted)],
         "topk_logprobs": [(logits, 3, torch.zeros(5, 3), empty(5, 3, dtype=long))],
         "linear": [(torch.zeros(3, 40), torch.ones(3, 20), linear.weight, bias) for bias in (None, linear.bias)],
         "draft_input": [(torch.zeros(3, 32), torch.zeros(3, 16), *start)],

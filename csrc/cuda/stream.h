@@ -27,7 +27,10 @@ struct OnDevice {
   torch::stable::accelerator::DeviceGuard guard;
   cudaStream_t stream;
 
-  explicit OnDevice(const Place& at) : guard(at.device), stream(current_stream(at)) {}
+  explicit OnDevice(const Place& at) : guard(at.device), stream(current_stream(at)) {
+    // Torch's runtime has the device current now; ours keeps account of its own.
+    ADAPTIVESPEC_CHECK(cudaSetDevice(at.device) == cudaSuccess, at.op, "device ", at.device, " cannot be used");
+  }
 
  private:
   static cudaStream_t current_stream(const Place& at) {

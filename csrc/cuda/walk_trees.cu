@@ -79,15 +79,17 @@ __global__ void __launch_bounds__(kThreads) scan_rows(const WalkBatch batch, con
 
   float best = -std::numeric_limits<float>::infinity();
   uint64_t key = rank_key(best, 0);  // a row of nothing but -inf: its first value
-  int64_t vector = begin + threadIdx.x;
-  for (; vector + (kUnroll - 1) * kThreads < end; vector += kUnroll * kThreads) {
+  for (int64_t vector = begin + threadIdx.x; vector < end; vector += kUnroll * kThreads) {
     uint4 bits[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) bits[u] = values.load(vector + u * kThreads);
+    for (int u = 0; u < kUnroll; ++u) {
+      bits[u] = vector + u * kThreads < end ? values.load(vector + u * kThreads) : uint4{};
+    }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) take(values, bits[u], vector + u * kThreads, best, key);
+    for (int u = 0; u < kUnroll; ++u) {
+      if (vector + u * kThreads < end) take(values, bits[u], vector + u * kThreads, best, key);
+    }
   }
-  for (; vector < end; vector += kThreads) take(values, values.load(vector), vector, best, key);
 
   // The values outside whole vectors, fewer than a vector on each side.
   const int64_t tail = values.tail();

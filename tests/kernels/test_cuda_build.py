@@ -1,4 +1,4 @@
-"""The CUDA sources compile for every architecture without warnings and spills, and make a module that loads anywhere."""
+"""The CUDA sources compile for every architecture, without warnings and spills, to a module that loads anywhere."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_architecture_lists():
         "-gencode=arch=compute_100,code=compute_100",
     ]
     for wrong in ("Hopper", "7.5", "90", ""):
-        with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST: .* is not a compute capability of 8.0 or more"):
+        with pytest.raises(ValueError, match=r"TORCH_CUDA_ARCH_LIST: .* is not a compute capability of 8.0 or more"):
             nvcc.architecture_flags(wrong)
 
 
@@ -97,7 +97,7 @@ def test_a_source_that_does_not_compile_says_so(tmp_path, monkeypatch):
     wrong = tmp_path / "wrong.cu"
     wrong.write_text("int unused() { int x; return 0; }\n__global__ void k(int* p) { p[0] = q; }\n")
     monkeypatch.setattr(nvcc, "SOURCES", [str(wrong)])
-    with pytest.raises(RuntimeError, match='(?s)wrong.cu.*"q" is undefined'):
+    with pytest.raises(RuntimeError, match=r'(?s)wrong\.cu.*"q" is undefined'):
         nvcc.compile_sources(TOOLKIT, "8.0", tmp_path / "objects")
 
 

@@ -1,4 +1,4 @@
-"""The ops of one step on tensors of a GPU that is not there: what the wrappers allocate, where, and that nothing waits."""
+"""The ops of one step on fake tensors of a GPU: what the wrappers allocate and where, and that nothing waits for it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def tree() -> TreeBatch:
-    long = ints(2, ROWS, dtype=torch.int64)
-    return TreeBatch(ints(BATCH + 1), ints(ROWS), ints(ROWS), ints(ROWS), long[0], long[1])
+    positions, ancestors = (ints(ROWS, dtype=torch.int64) for _ in range(2))
+    return TreeBatch(ints(BATCH + 1), ints(ROWS), ints(ROWS), ints(ROWS), positions, ancestors)
 
 
 def shapes(value: object) -> dict[str, tuple]:
@@ -56,7 +56,7 @@ def test_a_step_from_tree_to_commit(gpu):
     ops.build_tree_into(batch, ints(BATCH, dtype=torch.int64), ints(BATCH))
     query = torch.empty(ROWS, HEADS, DIM, dtype=torch.bfloat16, device=gpu)
     key = torch.empty(ROWS, KV_HEADS, DIM, dtype=torch.bfloat16, device=gpu)
-    cache = torch.empty(2, 10, 16, KV_HEADS, DIM, dtype=torch.bfloat16, device=gpu).transpose(2, 3)
+    cache = torch.empty(2, 10, 16, KV_HEADS, DIM, dtype=torch.bfloat16, device=gpu).transpose(2, 3).unbind()
     out, lse = torch.empty_like(query), torch.empty(HEADS, ROWS, device=gpu)
     ops.tree_part_attention(query, key, key, batch.start, batch.start, batch.ancestors, 0.1, out, lse)
     ops.tree_attention(

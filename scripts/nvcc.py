@@ -1,4 +1,7 @@
-"""Finds nvcc and compiles the CUDA sources; used by setup.py and by scripts/cuda_resources.py."""
+"""Finds nvcc and compiles the CUDA sources; used by setup.py and by scripts/cuda_resources.py.
+
+    python scripts/nvcc.py        # which toolkit would be used; exits with 1 where there is none
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -132,3 +136,9 @@ def compile_sources(toolkit: Toolkit, architectures: str, directory: Path, jobs:
 
     with ThreadPoolExecutor(jobs or int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
         return list(pool.map(compile_one, SOURCES))
+
+
+if __name__ == "__main__":
+    found = find_toolkit()
+    print(f"CUDA {found.version}, {found.nvcc}, runtime {found.runtime}" if found else "no nvcc")
+    sys.exit(found is None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tests.gpu import report
 from tests.gpu.attention import IMPLEMENTATIONS, check_of
 from tests.gpu.checks import CHECKS, error_of, on
 from tests.gpu.part import check, part
-from tests.gpu.run import OPS
+from tests.gpu.run import OPS, Run
 from tests.gpu.timing import Timing
 
 SCRIPT = Path(__file__).with_name("run.sh")
@@ -43,6 +45,22 @@ def test_what_does_not_end_in_time_is_a_failure_of_its_own(tmp_path):
     assert done.stdout.count("no time left") >= len(OPS)
 
 
+BARE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"vllm", "pydantic", "pytest", "hypothesis", "typer", "rich", "psutil", "scipy"}:
+            raise ModuleNotFoundError(f"{name} is not on a bare machine")
+sys.meta_path.insert(0, Refuse())
+import tests.gpu.part, tests.gpu.run
+"""
+
+
+def test_it_needs_nothing_but_torch():
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--seeds", "0"], ["--device", "tpu"], ["--only", "linear"]])
 def test_bad_arguments(arguments):
     done = run(*arguments)
@@ -67,6 +85,24 @@ def test_every_attention(name):
 def test_the_parts_know_every_op():
     assert tuple(CHECKS) == OPS
     assert part("sanitizer", "build_tree commit_kv", CPU, 1) == {"cases": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "status", "error", "skipped"),
+    [
+        ("op", '{"cases": 3, "error": null}', 0, None, False),
+        ("op", '{"cases": 1, "error": "seed 1: wrong"}', 1, "seed 1: wrong", False),
+        ("op", "Segmentation fault", 139, "exit status 139\nSegmentation fault", False),
+        ("sanitizer", '{"cases": 2}\n========= ERROR SUMMARY: 0 errors', 0, None, False),
+        ("sanitizer", '{"cases": 2, "error": null}\n========= ERROR SUMMARY: 1 error', 9, "exit status 9", False),
+        ("sanitizer", "========= Error: Device not supported", 1, None, True),
+    ],
+)
+def test_what_a_part_says(kind, output, status, error, skipped):
+    options = Namespace(budget=100.0, seeds=1, device="cpu")
+    result = Run(options).part(kind, "x", ["bash", "-c", f"printf '%s\\n' '{output}'; exit {status}"])
+    assert (result["error"] or "").startswith(error or "") and bool(result["error"]) == bool(error)
+    assert ("skipped" in result) == skipped
 
 
 def test_an_op_that_is_wrong_fails(monkeypatch):

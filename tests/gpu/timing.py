@@ -171,7 +171,7 @@ def cases(name: str, device: torch.device) -> Iterator[Case]:
     small = device.type == "cpu"
     grid = [(1, 8)] if small else [(batch, rows) for batch in (1, 8, 64) for rows in (8, 16, 64)]
     if name == "walk_trees":
-        yield from walk_cases(device, grid, 4000 if small else 131072)
+        yield from walk_cases(device, grid, 32000 if small else 131072)
     elif name == "commit_kv":
         yield from commit_cases(device, [1] if small else [1, 8, 64], 2 if small else 32)
     elif name == "topk_logprobs":

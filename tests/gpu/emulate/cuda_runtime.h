@@ -1,9 +1,9 @@
 // Runs the CUDA sources on the CPU, for tests: found by the host compiler in the place of CUDA's header of this name.
 //
 // A block's threads are fibers of one thread of the operating system. They run one after the other, each up to its next
-// barrier or warp operation, in turns from the first to the last and from the last to the first, so that a missing
-// barrier shows. Blocks run one after the other. Shared memory is static memory. A block whose threads wait for one
-// another for ever ends the process with a message.
+// barrier or warp operation, in turns from the first to the last and from the last to the first, every other block the
+// other way round, so that a missing barrier shows. Blocks run one after the other. Shared memory is static memory. A
+// block whose threads wait for one another for ever ends the process with a message.
 #pragma once
 
 #include <ucontext.h>
@@ -132,7 +132,7 @@ inline void Block::run(const std::function<void()>& work, int count) {
     moved = false;
     left = 0;
     for (int i = 0; i < count; ++i) {
-      current = round % 2 ? count - 1 - i : i;
+      current = (round + blockIdx.x) % 2 ? count - 1 - i : i;
       if (self().done) continue;
       threadIdx.x = static_cast<unsigned>(current);
       swapcontext(&scheduler, &self().context);

@@ -1,6 +1,6 @@
 """Finds nvcc and compiles the CUDA sources; used by setup.py and by scripts/cuda_resources.py.
 
-    python scripts/nvcc.py        # which toolkit would be used; exits with 1 where there is none
+Run by itself it says which toolkit would be used, and exits with 1 where there is none.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ __all__ = [
     "build_tree",
     "walk_trees",
     "tree_attention",
+    "tree_part_attention",
     "topk_logprobs",
     "linear",
     "draft_input",
@@ -152,6 +153,36 @@ def tree_attention(
         query, tree_key, tree_value, key_cache, value_cache, block_table, prefix_lens, query_start, key_start,
         ancestors, scale, out,
     )  # fmt: skip
+
+
+def tree_part_attention(
+    query: torch.Tensor,
+    tree_key: torch.Tensor,
+    tree_value: torch.Tensor,
+    query_start: torch.Tensor,
+    key_start: torch.Tensor,
+    ancestors: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Attention of tree rows over the visible tree keys alone, with log-sum-exps to join it with a prefix part.
+
+    Args:
+        query: ``[Tq, Hq, D]`` float32, bfloat16 or float16; D contiguous, other strides free.
+        tree_key: ``[Tk, Hkv, D]``, fresh keys of the tree rows, D contiguous; at most 64 rows a request.
+        tree_value: ``[Tk, Hkv, D]``, likewise.
+        query_start: ``int32 [B + 1]``, each request's rows of ``query``.
+        key_start: ``int32 [B + 1]``, each request's rows of ``tree_key``.
+        ancestors: ``int64 [Tq]``, bit j set: row j of the request's tree keys is visible. Bits past them are ignored.
+        scale: factor of the scores.
+        out: ``[Tq, Hq, D]``, written in full; a row that sees no key becomes zeros.
+        lse: ``float32 [Hq, Tq]``, written in full, natural logarithm; -inf where a row sees no key.
+
+    """
+    reference.tree_part_attention(
+        query, tree_key, tree_value, query_start, key_start, ancestors, scale, out, lse
+    )
 
 
 def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -160,6 +160,35 @@ def tree_attention(
         out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
 
 
+def tree_part_attention(
+    query: torch.Tensor,
+    tree_key: torch.Tensor,
+    tree_value: torch.Tensor,
+    query_start: torch.Tensor,
+    key_start: torch.Tensor,
+    ancestors: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """See :func:`adaptivespec_vllm.ops.tree_part_attention`; without a wait for the device."""
+    compute = torch.promote_types(query.dtype, torch.float32)
+    rows, keys = query.shape[0], tree_key.shape[0]
+    group = query.shape[1] // tree_key.shape[1]
+    index = torch.arange(max(rows, keys), device=query.device)
+    of_row = torch.searchsorted(query_start[1:].contiguous(), index[:rows].int(), right=True)  # [R], their requests
+    column = index[None, :keys] - key_start[of_row].long()[:, None]
+    in_tree = (column >= 0) & (index[None, :keys] < key_start[of_row + 1].long()[:, None])
+    visible = in_tree & (ancestors[:, None] >> column.clamp(0, MAX_TREE_ROWS - 1) & 1).bool()
+
+    fresh_keys, fresh_values = (t.to(compute).repeat_interleave(group, dim=1) for t in (tree_key, tree_value))
+    scores = torch.einsum("qhd,khd->hqk", query.to(compute), fresh_keys) * scale
+    scores = scores.masked_fill(~visible, -torch.inf)
+    lse.copy_(scores.logsumexp(-1))
+    weights = scores.softmax(-1).masked_fill(~visible, 0.0)  # a row that sees no key: zeros, not NaN
+    out.copy_(torch.einsum("hqk,khd->qhd", weights, fresh_values))
+
+
 def _keys_of(blocks: torch.Tensor, prefix: int, fresh: torch.Tensor, group: int) -> torch.Tensor:
     """``[prefix + tree keys, Hq, D]``: the used tokens of paged blocks and the fresh rows, one a query head."""
     paged = blocks.transpose(1, 2).flatten(0, 1)[:prefix]  # [prefix, Hkv, D]

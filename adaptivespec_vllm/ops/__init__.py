@@ -180,9 +180,7 @@ def tree_part_attention(
         lse: ``float32 [Hq, Tq]``, written in full, natural logarithm; -inf where a row sees no key.
 
     """
-    reference.tree_part_attention(
-        query, tree_key, tree_value, query_start, key_start, ancestors, scale, out, lse
-    )
+    reference.tree_part_attention(query, tree_key, tree_value, query_start, key_start, ancestors, scale, out, lse)
 
 
 def topk_logprobs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

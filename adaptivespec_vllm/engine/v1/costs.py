@@ -17,7 +17,7 @@ from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 
 from adaptivespec_vllm import __version__, ops, runtime
-from adaptivespec_vllm.attention import TreeRows
+from adaptivespec_vllm.attention import TreePlaces, TreeRows
 from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
 from adaptivespec_vllm.engine import cost_cache, seams
 from adaptivespec_vllm.policy.costs import Costs, CostTable
@@ -207,19 +207,23 @@ class _Measurement:
             per_tree = min(rows, 1 + runner.settings.max_nodes)
             trees = -(-rows // per_tree)
             count = trees * per_tree
-            tree_rows = TreeRows(
-                rows=None,
-                start=torch.arange(trees + 1, dtype=torch.int32) * per_tree,
-                ancestors=torch.ones(count, dtype=torch.int64),  # the root is everyone's ancestor
-                prefix_lens=torch.full((trees,), CONTEXT, dtype=torch.int32),
-                block_table=torch.zeros(trees, CONTEXT, dtype=torch.int32),
+            start = torch.arange(trees + 1, dtype=torch.int32, device=runner.device) * per_tree
+            places = TreePlaces(
+                block_table=torch.zeros(trees, CONTEXT, dtype=torch.int32, device=runner.device),
+                prefix_lens=torch.full((trees,), CONTEXT, dtype=torch.int32, device=runner.device),
+                query_start=start,
+                key_start=start,
+                ancestors=torch.ones(count, dtype=torch.int64, device=runner.device),  # the root is everyone's
+                prefixes=[CONTEXT] * trees,
+                queries=[per_tree] * trees,
+                keys=[per_tree] * trees,
             )
+            tree_rows = TreeRows(None, places, runner.attention)
             for layer in layers:
-                query = torch.zeros(count, layer.num_heads, layer.head_size, dtype=dtype)
-                key = torch.zeros(count, layer.num_kv_heads, layer.head_size, dtype=dtype)
-                tree_rows.attend(
-                    layer.layer_name, query, key, key, layer.impl.cache_views, layer.impl.scale, torch.empty_like(query)
-                )
+                query = torch.zeros(count, layer.num_heads, layer.head_size, dtype=dtype, device=runner.device)
+                key = query.new_zeros(count, layer.num_kv_heads, layer.head_size)
+                cache = layer.impl.paged_kv(layer, layer.kv_cache)
+                tree_rows.attend(layer.layer_name, query, key, key, cache, layer.impl.scale, torch.empty_like(query))
 
         return self._table(run)
 

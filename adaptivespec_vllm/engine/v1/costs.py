@@ -70,14 +70,15 @@ def agreed(value: T) -> T:
 
 def measured_costs(runner: TreeModelRunner) -> Costs:
     """Costs of a runner that is ready for requests, measured now."""
-    return _Measurement(runner).costs()
+    return runner.measurement(runner).costs()
 
 
 def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
     """Everything that costs depend on, by name."""
     config = runner.vllm_config
     draft = config.speculative_config.draft_model_config
-    return {
+    of_device = {} if runner.device.type == "cpu" else {"attention": runner.attention_name}
+    return of_device | {
         "machine": runtime.machine(),
         "device": str(runner.device),
         "threads": torch.get_num_threads(),
@@ -130,7 +131,7 @@ class _Everything:
         return [len(values) for values in candidates]
 
 
-class _Measurement:
+class Measurement:
     """The passes of a step over any number of rows, on made-up input."""
 
     def __init__(self, runner: TreeModelRunner) -> None:
@@ -152,10 +153,12 @@ class _Measurement:
 
     def _table(self, run: Callable[[int], object]) -> CostTable:
         points = []
+        sync = self._runner._sync_device
         until = time.perf_counter() + MAX_SECONDS
         for rows in self._rows:
             run(rows)  # warm-up
-            points.append((rows, min(_seconds(run, rows) for _ in range(REPEATS))))
+            sync()
+            points.append((rows, min(_seconds(run, rows, sync) for _ in range(REPEATS))))
             if agreed(time.perf_counter() > until):
                 break
         return CostTable(points)
@@ -169,7 +172,7 @@ class _Measurement:
     def _first(self, rows: int) -> None:
         """vLLM's first pass with a row a request, and trees of one level behind it."""
         drafter = self._runner.drafter
-        aux = torch.zeros(rows, drafter.model.model.fc_input_size, dtype=drafter.hidden_states.dtype)
+        aux = drafter.hidden_states.new_zeros(rows, drafter.model.model.fc_input_size)
         drafter.run_first_pass_alone(aux, CONTEXT)
         hidden = drafter.hidden_states.new_zeros(rows, drafter.hidden_size)
         log_probs, ids = ops.topk_logprobs(drafter.head.logits(hidden), self._runner.max_width)
@@ -228,9 +231,10 @@ class _Measurement:
         return self._table(run)
 
 
-def _seconds(run: Callable[[int], object], rows: int) -> float:
+def _seconds(run: Callable[[int], object], rows: int, sync: Callable[[], object]) -> float:
     started = time.perf_counter()
     run(rows)
+    sync()
     return time.perf_counter() - started
 
 

@@ -36,6 +36,11 @@ class CPUTreeModelRunner(TreeModelRunner, CPUModelRunner):
         for layer in self.attention_layers().values():
             layer.impl = TreeCPUAttentionImpl.adopt(layer.impl)
 
+    def describe_attention(self) -> str:
+        """See :class:`TreeModelRunner`."""
+        kernels = sorted({layer.isa for layer in self.attention_layers().values()})
+        return f"vLLM's CPU kernel {' and '.join(map(repr, kernels))}; tree rows by {self.attention_name}"
+
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """Learn where the cache keeps keys and values."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)

@@ -22,7 +22,7 @@ from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
-from adaptivespec_vllm.engine.v1.costs import agreed, costs_of
+from adaptivespec_vllm.engine.v1.costs import Measurement, agreed, costs_of
 from adaptivespec_vllm.engine.v1.faults import DraftFaults
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import (
@@ -60,6 +60,9 @@ class TreeModelRunner:
 
     attention_name: str
     """The same for people."""
+
+    measurement: type[Measurement] = Measurement
+    """Measures what a step costs."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with all_logits_processors():
@@ -109,6 +112,10 @@ class TreeModelRunner:
         super().load_model(load_dummy_weights)
         refusals.check_layers(self.attention_layers(), self.model_config.dtype)
         self.teach_attention()
+
+    def describe_attention(self) -> str:
+        """Which kernels attend which rows, for people."""
+        raise NotImplementedError
 
     def attention_layers(self) -> dict[str, Any]:
         """vLLM's attention layers of target and head that keep a KV cache, by name."""

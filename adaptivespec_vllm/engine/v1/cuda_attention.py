@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
-from vllm.v1.attention.backends import fa_utils
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm.v1.attention.ops.merge_attn_states import merge_attn_states
+from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 from adaptivespec_vllm.attention import PagedKV, TreeAttention, TreePlaces, choose
 from adaptivespec_vllm.attention.flash import PrefixAttention
@@ -86,7 +86,7 @@ def flash_prefix(layers: Mapping[str, Any]) -> PrefixAttention | None:
         query: torch.Tensor, cache: PagedKV, places: TreePlaces, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         key, value = (canonicalize_singleton_dim_strides(t.transpose(1, 2)) for t in (cache.key, cache.value))
-        out, lse = fa_utils.flash_attn_varlen_func(
+        out, lse = flash_attn_varlen_func(
             q=query,
             k=key,
             v=value,

@@ -1,7 +1,8 @@
 """The parts of a step that are done on the device where looking at a number makes the host wait.
 
-The host waits twice a step: for what the walk decided (which saves vLLM's own wait for the sampled tokens), and for what
-was drafted. Requests that are not plainly greedy wait once a token of their walk, as each is a sampling step of vLLM's.
+The host waits twice a step: for what the walk decided (which saves vLLM's own wait for the sampled tokens), and for
+what was drafted. Batches that are not plainly greedy wait once a token of their walk, as each is a sampling step of
+vLLM's.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from adaptivespec_vllm.engine.v1.transfer import to_device
 
 
 class Attached(Protocol):
-    """What metadata of a forward pass may carry under the name ``adaptivespec``: attention of rows that are a tree's."""
+    """What metadata of a forward pass may carry under the name ``adaptivespec``: attention of a tree's rows."""
 
     def attend(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from adaptivespec_vllm.attention.by_op import attend_by_op
 from adaptivespec_vllm.attention.contract import AttentionUnavailable, TreeAttention
 from adaptivespec_vllm.attention.flash import FlashTreeAttention, PrefixAttention
@@ -47,4 +49,4 @@ def choose(
         return name, TritonTreeAttention()
     from adaptivespec_vllm.attention.xformers_partial import XformersTreeAttention
 
-    return name, XformersTreeAttention()
+    return name, XformersTreeAttention(torch.device(device))

@@ -1,7 +1,8 @@
 """Tree attention by xFormers' partial attention: paged prefix and masked tree, merged by log-sum-exp.
 
 An alternative to ``flash``, and a check of it that shares no kernel with it. The tree part is one dense mask of all
-rows by all fresh keys. Written against the interface of xFormers 0.0.35.
+rows by all fresh keys, and xFormers chooses the kernels. Written against the interface of xFormers 0.0.35; whether
+its kernels run depends on versions beside it, so a small case is tried at start.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from adaptivespec_vllm.attention.contract import AttentionUnavailable, PagedKV, TreePlaces
+from adaptivespec_vllm.ops import reference
 
 _PAGE = 64
 """Tokens that its paged kernel reads at a time: blocks of the cache hold a multiple of it."""
@@ -30,7 +32,6 @@ def _load() -> Any:
         "memory_efficient_attention_partial": fmha,
         "merge_attentions": fmha,
         "PagedBlockDiagonalPaddedKeysMask": getattr(fmha, "attn_bias", None),
-        "FwOp": getattr(fmha, "triton_splitk", None),
     }
     missing = [name for name, owner in needed.items() if not hasattr(owner, name)]
     if missing:
@@ -47,13 +48,17 @@ def _load() -> Any:
 class XformersTreeAttention:
     """See :class:`~adaptivespec_vllm.attention.contract.TreeAttention`.
 
+    Args:
+        device: on which a small case is tried.
+
     Raises:
-        AttentionUnavailable: xFormers is not installed, or too old.
+        AttentionUnavailable: xFormers is not installed, too old, or fails at the small case.
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._fmha = _load()
+        self._try(device)
 
     def __call__(
         self,
@@ -78,6 +83,44 @@ class XformersTreeAttention:
             else self._fmha.merge_attentions(list(outputs), list(lses), write_lse=False, output_dtype=out.dtype)[0]
         )
         out.copy_(merged.reshape(rows, heads, dim))
+
+    def _try(self, device: torch.device) -> None:
+        """Two requests, one of them without a prefix, against the reference."""
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(device, torch.float16)
+
+        start = torch.tensor([0, 3, 5], dtype=torch.int32, device=device)
+        places = TreePlaces(
+            block_table=torch.tensor([[1, 2], [0, 0]], dtype=torch.int32, device=device),
+            prefix_lens=torch.tensor([70, 0], dtype=torch.int32, device=device),
+            query_start=start,
+            key_start=start,
+            ancestors=torch.tensor([1, 3, 5, 1, 3], device=device),
+            prefixes=[70, 0],
+            queries=[3, 2],
+            keys=[3, 2],
+        )
+        query, key, value, out = draw(5, 4, 64), draw(5, 2, 64), draw(5, 2, 64), draw(5, 4, 64)
+        cache = PagedKV(*(draw(3, _PAGE, 2, 64).transpose(1, 2) for _ in range(2)))
+        wanted = torch.empty_like(out)
+        reference.tree_attention(
+            query, key, value, cache.key, cache.value, places.block_table, places.prefix_lens, start, start,
+            places.ancestors, 0.125, wanted,
+        )  # fmt: skip
+        try:
+            self(query, key, value, cache, places, 0.125, out)
+        except Exception as error:
+            raise AttentionUnavailable(
+                f"attention: got 'xformers', which fails here at a small case ({type(error).__name__}: {error}); "
+                "allowed: 'auto', 'flash', 'triton'"
+            ) from error
+        if not torch.allclose(out, wanted, atol=1e-2, rtol=1e-2):
+            raise AttentionUnavailable(
+                "attention: got 'xformers', which gives other numbers than the reference at a small case; "
+                "allowed: 'auto', 'flash', 'triton'"
+            )
 
     def _prefix(
         self, query: torch.Tensor, cache: PagedKV, places: TreePlaces, scale: float
@@ -109,7 +152,7 @@ class XformersTreeAttention:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: Any, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._fmha.memory_efficient_attention_partial(  # type: ignore[no-any-return]
-            query, keys, values, attn_bias=bias, scale=scale, op=self._fmha.triton_splitk.FwOp
+            query, keys, values, attn_bias=bias, scale=scale
         )
 
 

@@ -151,6 +151,21 @@ def walk_stand_in(logits: Any, tree: Any, limits: Any = None, sampled: Any = Non
     return VerifyResult(meta(3, max_depth, dtype=torch.int32), *of_batch)
 
 
+def tree_part_stand_in(
+    query: Any, key: Any, value: Any, q_start: Any, k_start: Any, words: Any, scale: Any, out: Any, lse: Any
+) -> None:
+    """The native op takes everything on the device."""
+    rows, keys = query.shape[0], key.shape[0]
+    expect(query, rows, HEADS, DIM)
+    for fresh in (key, value):
+        expect(fresh, keys, KV_HEADS, DIM)
+    expect(q_start, *k_start.shape, dtype=torch.int32)
+    expect(words, rows, dtype=torch.int64)
+    expect(out, rows, HEADS, DIM)
+    expect(lse, HEADS, rows, dtype=torch.float32)
+    assert all(tensor.stride(-1) == 1 for tensor in (query, key, value, out))
+
+
 class Kernel:
     """A Triton kernel that is launched with the right number of arguments, all of them on the device."""
 
@@ -237,6 +252,7 @@ def walked(attention: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in (cuda_proposer, device_steps):
         monkeypatch.setattr(module, "to_host", copies)
     monkeypatch.setattr(ops, "walk_trees", walk_stand_in)
+    monkeypatch.setattr(ops, "tree_part_attention", tree_part_stand_in)
 
     walker = object.__new__(CUDATreeModelRunner)
     walker.device, walker.settings = (

@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from adaptivespec_vllm import ops
 from adaptivespec_vllm.attention import AttentionUnavailable, PagedKV, choose
 from adaptivespec_vllm.attention.merge import merge_by_lse
 from adaptivespec_vllm.ops import reference
@@ -86,38 +85,6 @@ def test_prefix_and_tree_joined_by_vllm(number):
         return out.nan_to_num(), lse
 
     check(choose("flash", "cuda", prefix=prefix, merge=joined.merge_attn_states)[1], number)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_tree_part(seed):
-    """Its output is tree attention without a prefix; its sums are those of the scores."""
-    case = attention_case([5, 9, 1], [0, 0, 0], seed=seed, last_queries=None if seed % 2 else 3)
-    arguments = case.arguments
-    query = arguments["query"]
-    out, lse = torch.full_like(query, math.nan), torch.full((query.shape[1], query.shape[0]), math.nan)
-    names = ("query", "tree_key", "tree_value", "query_start", "key_start", "ancestors", "scale")
-    ops.tree_part_attention(*(arguments[name] for name in names), out, lse)
-    torch.testing.assert_close(out.double(), in_float64(case).run(reference.tree_attention), atol=1e-5, rtol=1e-5)
-    group = query.shape[1] // arguments["tree_key"].shape[1]
-    for request in range(3):
-        rows = slice(*arguments["query_start"][request : request + 2].tolist())
-        keys = arguments["tree_key"][slice(*arguments["key_start"][request : request + 2].tolist())]
-        for row in range(rows.start, rows.stop):
-            seen = [j for j in range(len(keys)) if int(arguments["ancestors"][row]) >> j & 1]
-            scores = torch.einsum("hd,khd->hk", query[row], keys[seen].repeat_interleave(group, 1))
-            wanted = (scores * arguments["scale"]).logsumexp(-1)
-            torch.testing.assert_close(lse[:, row], wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_the_tree_part_where_nothing_is_seen():
-    case = attention_case([2], [0])
-    arguments = case.arguments
-    out, lse = torch.full((2, 4, 64), math.nan), torch.full((4, 2), math.nan)
-    names = ("query", "tree_key", "tree_value", "query_start", "key_start")
-    ops.tree_part_attention(*(arguments[name] for name in names), torch.tensor([0, 0b11]), 0.1, out, lse)
-    assert (out[0] == 0).all()
-    assert (lse[:, 0] == -math.inf).all()
-    assert lse[:, 1].isfinite().all()
 
 
 def test_joining_where_one_part_saw_nothing():
@@ -210,7 +177,7 @@ def test_xformers_refusals(xformers, monkeypatch):
         run(attention, attention_case([2], [5], block_size=64, layout="token_major", kv_heads=2))
     with monkeypatch.context() as patch:
         patch.setattr(xformers, "memory_efficient_attention_partial", lambda *args, **kwargs: 1 / 0)
-        with pytest.raises(AttentionUnavailable, match="fails here at a small case .ZeroDivisionError"):
+        with pytest.raises(AttentionUnavailable, match=r"fails here at a small case .ZeroDivisionError"):
             xformers_attention()
     with monkeypatch.context() as patch:
         patch.setattr(xformers, "merge_attentions", lambda a, *args, **kwargs: (a[0], None))

@@ -74,8 +74,8 @@ class Backlog:
 
     def __init__(self, most: int) -> None:
         self.parts: dict[str, list[Rows]] = {}
-        self._ends: dict[str, int] = {}
-        """Position behind the last waiting row of a request; the rows themselves may be on a device."""
+        self._spans: dict[str, tuple[int, int]] = {}
+        """Positions of a request's first waiting row and behind its last; the rows themselves may be on a device."""
         self._most = most
         self._bytes = 0
 
@@ -93,21 +93,23 @@ class Backlog:
         parts = self.parts.get(request)
         if not parts:
             return 0
-        if self._ends[request] != position:
+        first, end = self._spans[request]
+        if end != position:
             self.forget(request)
             return 0
-        return position - int(parts[0].positions[0])  # there may be thousands of parts
+        return position - first  # there may be thousands of parts
 
     def put(self, request: str, rows: Rows, end: int) -> None:
         """Put rows off, behind those that wait already; ``end`` is the position behind the last of them."""
         self.parts.setdefault(request, []).append(rows.kept())
-        self._ends[request] = end
+        first, _ = self._spans.get(request, (end - len(rows), end))
+        self._spans[request] = first, end
         self._bytes += rows.nbytes
 
     def take(self, request: str) -> list[Rows]:
         """What was put off, in order; it is no longer here."""
         parts = self.parts.pop(request, [])
-        self._ends.pop(request, None)
+        self._spans.pop(request, None)
         self._bytes -= sum(part.nbytes for part in parts)
         return parts
 

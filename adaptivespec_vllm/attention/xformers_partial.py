@@ -151,9 +151,7 @@ class XformersTreeAttention:
     def _partial(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: Any, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._fmha.memory_efficient_attention_partial(  # type: ignore[no-any-return]
-            query, keys, values, attn_bias=bias, scale=scale
-        )
+        return self._fmha.memory_efficient_attention_partial(query, keys, values, attn_bias=bias, scale=scale)
 
 
 def tree_bias(places: TreePlaces, keys: int, dtype: torch.dtype) -> torch.Tensor:

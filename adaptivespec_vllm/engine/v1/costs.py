@@ -77,7 +77,9 @@ def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
     """Everything that costs depend on, by name."""
     config = runner.vllm_config
     draft = config.speculative_config.draft_model_config
-    of_device = {} if runner.device.type == "cpu" else {"attention": runner.attention_name}
+    of_device = {}
+    if runner.device.type == "cuda":
+        of_device = {"gpu": torch.cuda.get_device_name(runner.device), "attention": runner.attention_name}
     return of_device | {
         "machine": runtime.machine(),
         "device": str(runner.device),

@@ -22,6 +22,9 @@ _KEYS_A_TILE = 64
 _WIDEST_TILE = 64 * 128
 """Elements of a tile of keys, at most: what shared memory holds in two stages."""
 
+_LARGE_TILE = 64 * 128
+"""Elements of a tile of queries whose sums four warps cannot keep in registers."""
+
 
 @cache
 def kernels() -> Any:
@@ -148,6 +151,7 @@ class TritonTreeAttention:
             SPLITS=splits,
             SCALED=cache.key_scale is not None,
             DOT=self._kernels.dot_type(query.dtype),
+            num_warps=8 if block_m * dim_padded >= _LARGE_TILE else 4,
         )
         if splits > 1:
             self._kernels.join_splits_kernel[(rows, heads)](

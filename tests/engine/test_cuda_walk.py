@@ -177,6 +177,7 @@ class Kernel:
         assert all(type(size) is int and size > 0 for size in grid)
 
         def launch(*args: Any, **kwargs: Any) -> None:
+            kwargs.pop("num_warps", None)
             assert self.names[: len(args)] + list(kwargs) == self.names
             assert all(not isinstance(value, torch.Tensor) or value.is_meta for value in args)
             self.launches += 1

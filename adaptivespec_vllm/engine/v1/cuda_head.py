@@ -76,7 +76,6 @@ class CUDAHead:
 
     is_packed = False
     packed_bytes = 0
-    seconds = 0.0
 
     def __init__(self, proposer: Any) -> None:
         self._proposer = proposer

@@ -15,6 +15,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,16 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens a prompt")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tie", type=float, default=1e-4, help="nats below which two tokens tie")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "auto"])
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile, and CUDA graphs on a GPU")
+    parser.add_argument("--attention", help="value of the key attention of arms of ours")
     parser.add_argument("--output", type=Path, help="write JSON here")
     args = parser.parse_args()
     runtime.enter(reexecute=True, VLLM_LOGGING_LEVEL="WARNING")
 
     settings = {
+        "dtype": args.dtype,
+        "enforce_eager": not args.compiled,
         "max_num_seqs": args.batch,
         "max_num_batched_tokens": 256,
         "enable_chunked_prefill": True,
@@ -55,12 +61,15 @@ def main() -> int:
         chosen = choose(read(args.prompts), None, args.limit)
     except BadInput as error:
         parser.error(str(error))
+    settings["gpu_memory_utilization"] = 0.9 / (1 + len(arms))
     plain = start(first, args.model, **settings)
     prompts = [encode(plain.get_tokenizer(), prompt, None, 0) for prompt in chosen]
     expected, seconds = decode(plain, prompts, args.tokens)
     print(f"plain: {len(prompts)} prompts, {sum(map(len, expected))} tokens, {seconds:.0f} s", flush=True)
     engines, results = [plain], []
     for arm in arms:
+        if args.attention is not None:
+            arm = replace(arm, speculative=arm.speculative | {"attention": args.attention})
         engines.append(llm := start(arm, args.model, **settings))
         llm.collective_rpc("adaptivespec_stats")
         texts, seconds = decode(llm, prompts, args.tokens)
@@ -103,9 +112,7 @@ def start(arm: Arm, model: str, **settings: Any) -> Any:
 
     return LLM(
         model=model,
-        dtype="float32",
         max_model_len=1024,
-        enforce_eager=True,
         kv_cache_memory_bytes=256 << 20,
         speculative_config=arm.speculative,
         **settings,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from adaptivespec_vllm import ops
+from adaptivespec_vllm.attention.by_op import attend_by_op
+from adaptivespec_vllm.attention.contract import PagedKV, TreeAttention, TreePlaces
 
 
 @dataclass(slots=True)
@@ -15,21 +16,20 @@ class TreeRows:
 
     Attributes:
         rows: ``int64 [R]`` their places in the batch; ``None`` when the batch holds nothing else.
-        start: ``int32 [G + 1]``, first of these rows of each request.
-        ancestors: ``int64 [R]``.
-        prefix_lens: ``int32 [G]``, tokens of each request in the paged cache.
-        block_table: ``int32 [G, blocks]``.
+        places: where they stand; each row has a fresh key of its own.
+        attention: what computes it.
         fresh: by layer, the keys and values ``[R, KV heads, head size]`` of these rows, kept until the accepted
             ones are committed.
 
     """
 
     rows: torch.Tensor | None
-    start: torch.Tensor
-    ancestors: torch.Tensor
-    prefix_lens: torch.Tensor
-    block_table: torch.Tensor
+    places: TreePlaces
+    attention: TreeAttention = attend_by_op
     fresh: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.places.ancestors)
 
     def attend(
         self,
@@ -37,7 +37,7 @@ class TreeRows:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: PagedKV,
         scale: float,
         out: torch.Tensor,
     ) -> None:
@@ -48,24 +48,11 @@ class TreeRows:
             query: ``[R, heads, head size]``, tree rows only; so are ``key``, ``value`` and ``out``.
             key: fresh keys. They are copied: a compiled model reuses their memory in its next layer.
             value: fresh values.
-            cache: key and value views of the paged cache.
+            cache: the layer's paged keys and values.
             scale: softmax scale.
             out: written in place.
 
         """
         key, value = (t.clone(memory_format=torch.contiguous_format) for t in (key, value))
         self.fresh[layer_name] = (key, value)
-        ops.tree_attention(
-            query,
-            key,
-            value,
-            cache[0],
-            cache[1],
-            self.block_table,
-            self.prefix_lens,
-            self.start,
-            self.start,
-            self.ancestors,
-            scale,
-            out,
-        )
+        self.attention(query, key, value, cache, self.places, scale, out)

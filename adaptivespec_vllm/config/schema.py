@@ -200,6 +200,10 @@ class AdaptiveSpecConfig(_Section):
     requests: RequestsConfig = Field(
         default_factory=RequestsConfig, description="What a request may change for itself."
     )
+    attention: Literal["auto", "flash", "triton", "xformers"] = Field(
+        default="auto",
+        description="How attention of tree rows is computed on a GPU, see `docs/cuda.md`; on a CPU only `auto`.",
+    )
 
     @model_validator(mode="before")
     @classmethod

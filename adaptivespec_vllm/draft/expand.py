@@ -6,7 +6,7 @@ level is one call of the head over the chosen nodes of all requests that still g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +71,10 @@ class Steering(Protocol):
         """How many of each request's candidates to keep."""
 
 
+Expandable = Callable[[int, Sequence[int], np.ndarray], np.ndarray]
+"""(request, rows of the previous call that hold the parents, tokens) of the N nodes of a frontier -> ``bool [N]``."""
+
+
 @dataclass(slots=True)
 class _Growth:
     """One growing tree: its candidates, and the scratch rows of its expanded nodes."""
@@ -94,6 +98,7 @@ def expand_trees(
     shapes: Sequence[TreeShape],
     root_positions: Sequence[int],
     steering: Steering,
+    expandable: Expandable | None = None,
 ) -> list[DraftTree]:
     """Draft one tree a request.
 
@@ -104,6 +109,7 @@ def expand_trees(
         shapes: bounds per request; ``nodes == 0`` drafts nothing, and its rows of ``log_probs`` are not looked at.
         root_positions: absolute position of each root.
         steering: what candidates are worth, and how many are expanded and kept.
+        expandable: which nodes the head can be run over; None is all.
 
     Returns:
         The trees, in the order of the requests.
@@ -119,6 +125,8 @@ def expand_trees(
     if len(growing):
         _add_level(growths, first_values[growing], level_tokens[growing], growing, steering, depth=1)
     for depth in range(2, max((s.depth for s in shapes), default=0) + 1):
+        if expandable is not None:
+            _restrict(growths, expandable)
         _narrow(growths, steering)
         counts = [0 if growth is None else len(growth.frontier) for growth in growths]
         if not any(counts):
@@ -158,6 +166,15 @@ def _add_level(
             growth.level_row = {node: first + i for i, node in enumerate(growth.frontier.tolist())}
         rows = slice(first, end)
         growth.frontier = growth.pool.add_level(values[rows], log_probs[rows], tokens[rows], growth.frontier)
+
+
+def _restrict(growths: Sequence[_Growth | None], expandable: Expandable) -> None:
+    """Leave nodes out of the frontiers that the head cannot be run over."""
+    for b, growth in enumerate(growths):
+        if growth is not None and len(growth.frontier):
+            pool, nodes = growth.pool, growth.frontier
+            parent_rows = [growth.level_row[parent] for parent in pool.parents_of(nodes).tolist()]
+            growth.frontier = nodes[expandable(b, parent_rows, pool.tokens_of(nodes))]
 
 
 def _narrow(growths: Sequence[_Growth | None], steering: Steering) -> None:

@@ -8,7 +8,6 @@ vLLM function is replaced: it keeps the original, records itself on the replacem
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 from collections.abc import Callable
@@ -16,53 +15,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from adaptivespec_vllm.config import ConfigError
+from adaptivespec_vllm.engine.cuda_seams import CUDA
+from adaptivespec_vllm.engine.seam import TESTED_VLLM, Seam
 
 SUPPORTED_VLLM = ((0, 32), (0, 34))
 """First supported and first unsupported (major, minor) of vLLM."""
 
 SUPPORTED_VLLM_TEXT = "vllm>=0.32,<0.34"
 
-TESTED_VLLM = ("0.32.0",)
-
 _MARK = "__adaptivespec_wrap__"
 
 
 class UnsupportedVLLM(ConfigError):
     """The installed vLLM is not one that this package can work with."""
-
-
-@dataclass(frozen=True)
-class Seam:
-    """A symbol of vLLM that this package relies on.
-
-    Attributes:
-        path: ``module:Class.attribute``.
-        why: what it is used for.
-        where: ``front`` is the process that builds the configuration, ``worker`` the one that runs the model.
-        platform: the only platform that has the symbol, or "" for all.
-        tested: versions of vLLM that it was tried with.
-
-    """
-
-    path: str
-    why: str
-    where: Literal["front", "worker"] = "worker"
-    platform: str = ""
-    tested: tuple[str, ...] = TESTED_VLLM
-
-    def resolve(self) -> Any:
-        """The symbol itself; raises ImportError or AttributeError when it is gone."""
-        owner, name = self.owner()
-        return getattr(owner, name)
-
-    def owner(self) -> tuple[Any, str]:
-        """The object that holds the symbol, and its name there."""
-        module, _, qualified = self.path.partition(":")
-        owner: Any = importlib.import_module(module)
-        *parents, name = qualified.split(".")
-        for parent in parents:
-            owner = getattr(owner, parent)
-        return owner, name
 
 
 @dataclass(frozen=True)
@@ -213,6 +178,9 @@ SEAMS: list[Seam] = [
             "rotary_embedding.base:RotaryEmbedding.forward_native",
         )
     ),
+    Seam("vllm.utils.torch_utils:async_tensor_h2d", "what the host knows goes to the device without a wait"),
+    _runner("_sync_device", "the clock of measured costs waits for the device"),
+    *CUDA,
     Seam("vllm._custom_ops:cpu_attn_reshape_and_cache", "probe of the cache layout", platform="cpu"),
     Seam(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
@@ -264,7 +232,10 @@ def require(where: Literal["front", "worker"]) -> None:
 
 def _status(seam: Seam) -> SeamStatus:
     try:
-        seam.resolve()
+        symbol = seam.resolve()
+        lost = set(seam.takes) - inspect.signature(symbol).parameters.keys() if seam.takes else ()
+        if lost:
+            raise AttributeError(f"it takes no {', '.join(sorted(lost))} any more")
     except Exception as error:  # importing vLLM can fail in any way; all mean "not there"
         return SeamStatus(seam, f"{type(error).__name__}: {error}")
     return SeamStatus(seam)

@@ -18,11 +18,15 @@ from vllm.config.utils import config as vllm_config_class
 from vllm.config.utils import is_init_field
 from vllm.platforms import current_platform
 
+from adaptivespec_vllm.attention import ALLOWED as ATTENTIONS
 from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load, reason, shortened, shown
 from adaptivespec_vllm.engine import head, seams
 from adaptivespec_vllm.engine.metrics import carry
 
-WORKERS = {"cpu": "adaptivespec_vllm.engine.v1.worker.AdaptiveSpecCPUWorker"}
+WORKERS = {
+    "cpu": "adaptivespec_vllm.engine.v1.cpu_worker.AdaptiveSpecCPUWorker",
+    "cuda": "adaptivespec_vllm.engine.v1.cuda_worker.AdaptiveSpecCUDAWorker",
+}
 """Worker class of each supported platform."""
 
 SCHEDULER = "adaptivespec_vllm.engine.v1.scheduler.TreeScheduler"
@@ -93,6 +97,7 @@ def parse(source: Mapping[str, Any] | str | Path) -> tuple[AdaptiveSpecConfig, d
 
     """
     settings, vllm_keys = load(source, *foreign_keys())
+    _check_attention(settings.attention)
     for key, value in vllm_keys.items():
         _check_foreign(key, value)
     return settings, vllm_keys
@@ -192,6 +197,12 @@ def _check_attention_backend(value: Any) -> None:
         )
 
 
+def _check_attention(name: str) -> None:
+    allowed = ATTENTIONS.get(_platform(), ())
+    if allowed and name not in allowed:
+        raise ConfigError(f"attention: got {name!r}; allowed on {_platform().upper()}: {', '.join(map(repr, allowed))}")
+
+
 def _check_kv_cache_dtype(value: Any) -> None:
     if value not in _PLAIN_KV:
         raise ConfigError(
@@ -244,8 +255,13 @@ def _first_line(error: ValidationError) -> str:
     return str(fault["msg"]).removeprefix("Value error, ")
 
 
+def _platform() -> str:
+    """Kind of device; what vLLM calls 'cuda' on AMD hardware is another one."""
+    return "rocm" if current_platform.is_rocm() else str(current_platform.device_type)
+
+
 def _worker(chosen: Any) -> str:
-    platform = str(current_platform.device_type)
+    platform = _platform()
     if platform not in WORKERS:
         raise ConfigError(
             f"method: 'adaptivespec' is not supported yet on {platform.upper()}; "

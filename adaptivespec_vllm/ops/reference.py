@@ -171,19 +171,22 @@ def tree_part_attention(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """See :func:`adaptivespec_vllm.ops.tree_part_attention`; float64 inputs are computed in float64."""
+    """See :func:`adaptivespec_vllm.ops.tree_part_attention`; without a wait for the device."""
     compute = torch.promote_types(query.dtype, torch.float32)
+    rows, keys = query.shape[0], tree_key.shape[0]
     group = query.shape[1] // tree_key.shape[1]
-    for first, last, key, last_key in zip(*(t.tolist() for t in (
-        query_start[:-1], query_start[1:], key_start[:-1], key_start[1:])), strict=True):  # fmt: skip
-        keys, values = (t[key:last_key].repeat_interleave(group, dim=1).to(compute) for t in (tree_key, tree_value))
-        columns = torch.arange(last_key - key, device=query.device)
-        visible = (ancestors[first:last, None] >> columns & 1).bool()  # [queries, tree keys]
-        scores = torch.einsum("qhd,khd->hqk", query[first:last].to(compute), keys) * scale
-        scores = scores.masked_fill(~visible, -torch.inf)
-        weights = scores.softmax(-1).masked_fill(~visible, 0.0)  # a row that sees no key: zeros, not NaN
-        out[first:last] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
-        lse[:, first:last] = scores.logsumexp(-1).to(lse.dtype)
+    index = torch.arange(max(rows, keys), device=query.device)
+    of_row = torch.searchsorted(query_start[1:].contiguous(), index[:rows].int(), right=True)  # [R], their requests
+    column = index[None, :keys] - key_start[of_row].long()[:, None]
+    in_tree = (column >= 0) & (index[None, :keys] < key_start[of_row + 1].long()[:, None])
+    visible = in_tree & (ancestors[:, None] >> column.clamp(0, MAX_TREE_ROWS - 1) & 1).bool()
+
+    fresh_keys, fresh_values = (t.to(compute).repeat_interleave(group, dim=1) for t in (tree_key, tree_value))
+    scores = torch.einsum("qhd,khd->hqk", query.to(compute), fresh_keys) * scale
+    scores = scores.masked_fill(~visible, -torch.inf)
+    lse.copy_(scores.logsumexp(-1))
+    weights = scores.softmax(-1).masked_fill(~visible, 0.0)  # a row that sees no key: zeros, not NaN
+    out.copy_(torch.einsum("hqk,khd->qhd", weights, fresh_values))
 
 
 def commit_kv(

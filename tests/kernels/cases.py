@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from adaptivespec_vllm import ops
+from adaptivespec_vllm.attention import TreePlaces
 from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
 
 VOCAB = 40
@@ -115,6 +116,9 @@ def paged_cache(blocks: int, heads: int, block_size: int, dim: int, dtype: torch
         return key, value
     if layout == "token_major":
         return tuple(torch.full((blocks, heads, block_size, dim), nan, dtype=dtype) for _ in range(2))
+    if layout == "packed":  # vLLM's CUDA backends: keys beside values, token-major in memory
+        storage = torch.full((blocks, block_size, heads, 2 * dim), nan, dtype=dtype).transpose(1, 2)
+        return storage[..., :dim], storage[..., dim:]
     assert layout == "strided"  # nothing is contiguous
     return tuple(
         torch.full((dim + 1, block_size, blocks, heads + 2), nan, dtype=dtype).permute(2, 3, 1, 0)[:, 1:-1, :, :dim]
@@ -195,3 +199,19 @@ def in_float64(case: AttentionCase) -> AttentionCase:
         for name, value in case.arguments.items()
     }
     return AttentionCase(arguments, case.tree, [k.double() for k in case.keys], [v.double() for v in case.values])
+
+
+def places_of(case: AttentionCase) -> TreePlaces:
+    """Where the rows of a case stand, as implementations of tree attention are told."""
+    arguments = case.arguments
+    query_start, key_start = arguments["query_start"], arguments["key_start"]
+    return TreePlaces(
+        block_table=arguments["block_table"],
+        prefix_lens=arguments["prefix_lens"],
+        query_start=query_start,
+        key_start=key_start,
+        ancestors=arguments["ancestors"],
+        prefixes=arguments["prefix_lens"].tolist(),
+        queries=query_start.diff().tolist(),
+        keys=key_start.diff().tolist(),
+    )

@@ -17,7 +17,7 @@ from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 
 from adaptivespec_vllm import __version__, ops, runtime
-from adaptivespec_vllm.attention import TreeRows
+from adaptivespec_vllm.attention import TreePlaces, TreeRows
 from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
 from adaptivespec_vllm.engine import cost_cache, seams
 from adaptivespec_vllm.policy.costs import Costs, CostTable
@@ -70,34 +70,41 @@ def agreed(value: T) -> T:
 
 def measured_costs(runner: TreeModelRunner) -> Costs:
     """Costs of a runner that is ready for requests, measured now."""
-    return _Measurement(runner).costs()
+    return runner.measurement(runner).costs()
 
 
 def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
     """Everything that costs depend on, by name."""
     config = runner.vllm_config
     draft = config.speculative_config.draft_model_config
-    return {
-        "machine": runtime.machine(),
-        "device": str(runner.device),
-        "threads": torch.get_num_threads(),
-        "target": cost_cache.model_name(config.model_config.model),
-        "head": cost_cache.model_name(draft.model),
-        "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "ranks": config.parallel_config.tensor_parallel_size,
-        "rows": _most_rows(runner),
-        "packed levels": runner.drafter.head.is_packed,
-        "versions": {
-            "adaptivespec": __version__,
-            "vllm": seams.vllm_version(),
-            "torch": str(torch.__version__),
-            "ops": ops.describe(),
-        },
-        "target settings": config.model_config.compute_hash(),
-        "head settings": draft.compute_hash(),
-        "parallel settings": config.parallel_config.compute_hash(),
-        "compilation settings": config.compilation_config.compute_hash(),
-    } | ({"adapters": config.lora_config.compute_hash()} if config.lora_config else {})
+    of_device = {}
+    if runner.device.type == "cuda":
+        of_device = {"gpu": torch.cuda.get_device_name(runner.device), "attention": runner.attention_name}
+    return (
+        of_device
+        | {
+            "machine": runtime.machine(),
+            "device": str(runner.device),
+            "threads": torch.get_num_threads(),
+            "target": cost_cache.model_name(config.model_config.model),
+            "head": cost_cache.model_name(draft.model),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "ranks": config.parallel_config.tensor_parallel_size,
+            "rows": _most_rows(runner),
+            "packed levels": runner.drafter.head.is_packed,
+            "versions": {
+                "adaptivespec": __version__,
+                "vllm": seams.vllm_version(),
+                "torch": str(torch.__version__),
+                "ops": ops.describe(),
+            },
+            "target settings": config.model_config.compute_hash(),
+            "head settings": draft.compute_hash(),
+            "parallel settings": config.parallel_config.compute_hash(),
+            "compilation settings": config.compilation_config.compute_hash(),
+        }
+        | ({"adapters": config.lora_config.compute_hash()} if config.lora_config else {})
+    )
 
 
 def _keep(facts: cost_cache.Facts, costs: Costs) -> None:
@@ -130,7 +137,7 @@ class _Everything:
         return [len(values) for values in candidates]
 
 
-class _Measurement:
+class Measurement:
     """The passes of a step over any number of rows, on made-up input."""
 
     def __init__(self, runner: TreeModelRunner) -> None:
@@ -152,10 +159,12 @@ class _Measurement:
 
     def _table(self, run: Callable[[int], object]) -> CostTable:
         points = []
+        sync = self._runner._sync_device
         until = time.perf_counter() + MAX_SECONDS
         for rows in self._rows:
             run(rows)  # warm-up
-            points.append((rows, min(_seconds(run, rows) for _ in range(REPEATS))))
+            sync()
+            points.append((rows, min(_seconds(run, rows, sync) for _ in range(REPEATS))))
             if agreed(time.perf_counter() > until):
                 break
         return CostTable(points)
@@ -172,7 +181,7 @@ class _Measurement:
     def _first(self, rows: int) -> None:
         """vLLM's first pass with a row a request, and trees of one level behind it."""
         drafter = self._runner.drafter
-        aux = torch.zeros(rows, drafter.model.model.fc_input_size, dtype=drafter.hidden_states.dtype)
+        aux = drafter.hidden_states.new_zeros(rows, drafter.model.model.fc_input_size)
         drafter.run_first_pass_alone(aux, CONTEXT)
         hidden = drafter.hidden_states.new_zeros(rows, drafter.hidden_size)
         log_probs, ids = ops.topk_logprobs(drafter.head.logits(hidden), self._runner.max_width)
@@ -210,26 +219,31 @@ class _Measurement:
             per_tree = min(rows, 1 + runner.settings.max_nodes)
             trees = -(-rows // per_tree)
             count = trees * per_tree
-            tree_rows = TreeRows(
-                rows=None,
-                start=torch.arange(trees + 1, dtype=torch.int32) * per_tree,
-                ancestors=torch.ones(count, dtype=torch.int64),  # the root is everyone's ancestor
-                prefix_lens=torch.full((trees,), CONTEXT, dtype=torch.int32),
-                block_table=torch.zeros(trees, CONTEXT, dtype=torch.int32),
+            start = torch.arange(trees + 1, dtype=torch.int32, device=runner.device) * per_tree
+            places = TreePlaces(
+                block_table=torch.zeros(trees, CONTEXT, dtype=torch.int32, device=runner.device),
+                prefix_lens=torch.full((trees,), CONTEXT, dtype=torch.int32, device=runner.device),
+                query_start=start,
+                key_start=start,
+                ancestors=torch.ones(count, dtype=torch.int64, device=runner.device),  # the root is everyone's
+                prefixes=[CONTEXT] * trees,
+                queries=[per_tree] * trees,
+                keys=[per_tree] * trees,
             )
+            tree_rows = TreeRows(None, places, runner.attention)
             for layer in layers:
-                query = torch.zeros(count, layer.num_heads, layer.head_size, dtype=dtype)
-                key = torch.zeros(count, layer.num_kv_heads, layer.head_size, dtype=dtype)
-                tree_rows.attend(
-                    layer.layer_name, query, key, key, layer.impl.cache_views, layer.impl.scale, torch.empty_like(query)
-                )
+                query = torch.zeros(count, layer.num_heads, layer.head_size, dtype=dtype, device=runner.device)
+                key = query.new_zeros(count, layer.num_kv_heads, layer.head_size)
+                cache = layer.impl.paged_kv(layer, layer.kv_cache)
+                tree_rows.attend(layer.layer_name, query, key, key, cache, layer.impl.scale, torch.empty_like(query))
 
         return self._table(run)
 
 
-def _seconds(run: Callable[[int], object], rows: int) -> float:
+def _seconds(run: Callable[[int], object], rows: int, sync: Callable[[], object]) -> float:
     started = time.perf_counter()
     run(rows)
+    sync()
     return time.perf_counter() - started
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
+
+from adaptivespec_vllm.engine.v1.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class Backlog:
 
     def __init__(self, most: int) -> None:
         self.parts: dict[str, list[Rows]] = {}
+        self._spans: dict[str, tuple[int, int]] = {}
+        """Positions of a request's first waiting row and behind its last; the rows themselves may be on a device."""
         self._most = most
         self._bytes = 0
 
@@ -90,19 +93,23 @@ class Backlog:
         parts = self.parts.get(request)
         if not parts:
             return 0
-        if int(parts[-1].positions[-1]) + 1 != position:
+        first, end = self._spans[request]
+        if end != position:
             self.forget(request)
             return 0
-        return position - int(parts[0].positions[0])  # there may be thousands of parts
+        return position - first  # there may be thousands of parts
 
-    def put(self, request: str, rows: Rows) -> None:
-        """Put rows off, behind those that wait already."""
+    def put(self, request: str, rows: Rows, end: int) -> None:
+        """Put rows off, behind those that wait already; ``end`` is the position behind the last of them."""
         self.parts.setdefault(request, []).append(rows.kept())
+        first, _ = self._spans.get(request, (end - len(rows), end))
+        self._spans[request] = first, end
         self._bytes += rows.nbytes
 
     def take(self, request: str) -> list[Rows]:
         """What was put off, in order; it is no longer here."""
         parts = self.parts.pop(request, [])
+        self._spans.pop(request, None)
         self._bytes -= sum(part.nbytes for part in parts)
         return parts
 
@@ -117,32 +124,34 @@ def slots_of(positions: torch.Tensor, block_row: torch.Tensor, block_size: int) 
 
 
 def metadata_of(
-    common: Any, requests: torch.Tensor, lengths: Sequence[int] | np.ndarray, block_table: torch.Tensor, slots: Any
+    common: Any, requests: Sequence[int], lengths: Sequence[int], block_table: torch.Tensor, slots: torch.Tensor
 ) -> Any:
     """vLLM's common metadata of some requests of the batch, with so many rows each.
 
     Args:
         common: ``CommonAttentionMetadata`` of the whole batch.
-        requests: ``int64 [C]`` which requests.
+        requests: ``[C]`` which requests.
         lengths: ``[C]`` rows of each.
         block_table: of the whole batch.
         slots: ``int64`` of all those rows.
 
     """
+    device = common.query_start_loc.device
     start = torch.zeros(len(requests) + 1, dtype=torch.int32)
-    torch.cumsum(torch.as_tensor(np.asarray(lengths), dtype=torch.int32), 0, out=start[1:])
-    seq_lens = common.seq_lens[requests]
+    torch.cumsum(torch.tensor(lengths, dtype=torch.int32), 0, out=start[1:])
+    chosen = torch.tensor(requests)
+    seq_lens = common.seq_lens_cpu_upper_bound[chosen]  # exact: tokens are verified before they are counted here
     return replace(
         common,
-        query_start_loc=start,
+        query_start_loc=to_device(start, device),
         query_start_loc_cpu=start,
-        seq_lens=seq_lens,
+        seq_lens=to_device(seq_lens, device),
         seq_lens_cpu_upper_bound=seq_lens,
         num_reqs=len(requests),
         num_actual_tokens=int(start[-1]),
-        max_query_len=int(max(lengths)),
+        max_query_len=max(lengths),
         max_seq_len=int(seq_lens.max()),
-        block_table_tensor=block_table[requests],
+        block_table_tensor=block_table[to_device(chosen, device)],
         slot_mapping=slots,
         positions=None,
         is_prefilling=None,

@@ -1,23 +1,22 @@
-"""Drafting on the V1 runner: vLLM's EAGLE proposer, with trees behind its first pass."""
+"""Drafting on the V1 runner, on any device: vLLM's EAGLE proposer, with trees behind its first pass.
+
+Numbers that decide anything are on the host already when they are needed; nothing here waits for a device.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from adaptivespec_vllm import ops
-from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
 from adaptivespec_vllm.engine.v1.first_pass import Backlog, Rows, metadata_of, slots_of
-from adaptivespec_vllm.engine.v1.head import Eagle3Head
+from adaptivespec_vllm.engine.v1.transfer import to_device
 from adaptivespec_vllm.types import NO_TREE, DraftTree, TreeShape
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class TreeProposer(EagleProposer):
     """Drafts one tree a request.
 
     The first pass over the accepted tokens keeps the head's KV made of the target's true hidden states: it is vLLM's
-    own, or the same on packed weights. The levels below it are ours.
+    own, unless a platform has a leaner one. The levels below it are ours, each platform's its own.
     """
 
     runner: TreeModelRunner
@@ -38,8 +37,8 @@ class TreeProposer(EagleProposer):
         self.runner = runner
         self.window = self.draft_model_config.max_model_len
         """Positions that the head can tell apart."""
-        self.head: Eagle3Head | None = None
-        """Made of the loaded model."""
+        self.head: Any = None
+        """The loaded model as drafting sees it, made by :meth:`make_head`."""
         self.backlog = Backlog(self.max_num_tokens // 2)
         self._chosen: list[int] = []
         """Requests of the last first pass, in its order."""
@@ -62,7 +61,11 @@ class TreeProposer(EagleProposer):
 
     def adopt_weights(self) -> None:
         """Make the head anew of the model's weights as they are now: it packs a copy of them."""
-        self.head = Eagle3Head(self.model)
+        self.head = self.make_head()
+
+    def make_head(self) -> Any:
+        """The head of this platform."""
+        raise NotImplementedError
 
     def _keep_output(self, module: torch.nn.Module, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
         self._first_pass = output
@@ -92,31 +95,31 @@ class TreeProposer(EagleProposer):
         """Draft the trees of the batch and hand their tokens to the scheduler, best nodes first."""
         stats = self.runner.stats
         common: CommonAttentionMetadata = kwargs["common_attn_metadata"]
-        roots = (kwargs["target_positions"][common.query_start_loc_cpu[1:].long() - 1] + 1).tolist()
+        roots = common.seq_lens_cpu_upper_bound.tolist()  # exact: rejected tokens are no longer counted
         with self.runner.faults.tolerated("drafting"):
             with stats.timed("draft/first"):
-                self._run_first_pass(**kwargs)
+                self._run_first_pass(roots, **kwargs)
             with stats.timed("draft/levels"):
                 return self._draft(roots, common.block_table_tensor)
         self.runner.drafting = None
         self.runner.keep_trees([DraftTree([], [], root) for root in roots])
         return [[] for _ in roots]
 
-    def _run_first_pass(self, **kwargs: Any) -> None:
+    def _run_first_pass(self, roots: list[int], **kwargs: Any) -> None:
         """vLLM's first pass over the requests that need it; the rows of the others are put off."""
         common: CommonAttentionMetadata = kwargs["common_attn_metadata"]
         requests = self.runner.input_batch.req_ids
         rows = Rows(kwargs["target_token_ids"], kwargs["target_positions"], kwargs["target_hidden_states"])
         starts = common.query_start_loc_cpu.tolist()
         own = [rows.part(first, end) for first, end in itertools.pairwise(starts)]
-        positions = rows.positions[common.query_start_loc_cpu[:-1].long()].tolist()
+        positions = [root - len(part) for root, part in zip(roots, own, strict=True)]
         waiting = [self.backlog.waiting(request, at) for request, at in zip(requests, positions, strict=True)]
         lengths = [len(part) + more for part, more in zip(own, waiting, strict=True)]
         self._chosen = self._choose(lengths, self.runner.begin_drafting(lengths))
 
         if len(self._chosen) < len(requests):
             for b in set(range(len(requests))).difference(self._chosen):
-                self.backlog.put(requests[b], own[b])
+                self.backlog.put(requests[b], own[b], roots[b])
         elif not any(waiting):
             self._pass(rows, kwargs)
             return
@@ -126,28 +129,15 @@ class TreeProposer(EagleProposer):
         block_size = self.runner.input_batch.block_table.block_tables[self.kv_cache_gid].block_size
         table = common.block_table_tensor
         slots = [slots_of(part.positions, table[b], block_size) for b, part in zip(self._chosen, whole, strict=True)]
-        chosen = torch.tensor(self._chosen)
+        lengths = [len(part) for part in whole]
         kwargs |= {
-            "next_token_ids": kwargs["next_token_ids"][chosen],
-            "common_attn_metadata": metadata_of(common, chosen, [len(part) for part in whole], table, torch.cat(slots)),
+            "next_token_ids": kwargs["next_token_ids"][to_device(self._chosen, self.device)],
+            "common_attn_metadata": metadata_of(common, self._chosen, lengths, table, torch.cat(slots)),
         }
         self._pass(Rows.joined(whole), kwargs)
 
     def _pass(self, rows: Rows, kwargs: dict[str, Any]) -> None:
-        """The first pass over these rows: vLLM's own, or a lean one where the head has it."""
-        common: CommonAttentionMetadata = kwargs["common_attn_metadata"]
-        assert self.head is not None
-        if self.head.takes(common.max_query_len):
-            start = common.query_start_loc_cpu
-            self._sampled_rows = start[1:].long() - 1
-            tokens = rows.tokens.roll(-1)
-            tokens[self._sampled_rows] = kwargs["next_token_ids"].to(tokens.dtype)
-            # vLLM pads slots of a step without drafts.
-            slots = common.slot_mapping[: len(rows)]
-            self._first_pass = self.head.first_pass(
-                replace(rows, tokens=tokens), start, common.block_table_tensor, slots
-            )
-            return
+        """vLLM's first pass over these rows."""
         kwargs |= {
             "target_token_ids": rows.tokens,
             "target_positions": rows.positions,
@@ -167,20 +157,20 @@ class TreeProposer(EagleProposer):
             context: tokens before each row.
 
         """
-        rows = len(hidden)
+        rows, device = len(hidden), self.device
         start = torch.arange(rows + 1, dtype=torch.int32)
         lengths = torch.full((rows,), context + 1, dtype=torch.int32)
-        zeros = torch.zeros(rows, dtype=torch.int64)
+        zeros = torch.zeros(rows, dtype=torch.int64, device=device)
         common = CommonAttentionMetadata(
-            query_start_loc=start,
+            query_start_loc=to_device(start, device),
             query_start_loc_cpu=start,
-            seq_lens=lengths,
+            seq_lens=to_device(lengths, device),
             seq_lens_cpu_upper_bound=lengths,
             num_reqs=rows,
             num_actual_tokens=rows,
             max_query_len=1,
             max_seq_len=context + 1,
-            block_table_tensor=torch.zeros(rows, context + 1, dtype=torch.int32),
+            block_table_tensor=torch.zeros(rows, context + 1, dtype=torch.int32, device=device),
             slot_mapping=zeros - 1,
             causal=True,
         )
@@ -228,30 +218,15 @@ class TreeProposer(EagleProposer):
         self, places: list[int], requests: list[int], roots: list[int], block_table: torch.Tensor
     ) -> list[DraftTree]:
         """Trees of the requests that draft, which are at ``places`` of the first pass, and empty ones of the others."""
-        assert self._first_pass is not None
-        assert self.head is not None
-        rows = self._sampled_rows[places]
-        last_hidden, hidden = (t[rows] for t in self._first_pass)
-        log_probs, ids = ops.topk_logprobs(self.head.logits(last_hidden), self.runner.max_width)
-        tokens = self.head.to_target(ids)
-        if len(requests) < len(roots):
-            at = torch.tensor(requests)
-            hidden, log_probs, tokens = (
-                t.new_zeros(len(roots), t.shape[1]).index_copy(0, at, t) for t in (hidden, log_probs, tokens)
-            )
-        shapes = self.runner.bounds(np.exp(log_probs[:, 0].numpy()).tolist())
+        raise NotImplementedError
+
+    def _shapes(self, confidences: Sequence[float], requests: Sequence[int], roots: Sequence[int]) -> list[TreeShape]:
+        """The largest tree of each request of the batch, given the draft's confidence at each root."""
         growing = set(requests)
-        shapes = [
+        return [
             self._fit(shape, root) if b in growing else NO_TREE
-            for b, (shape, root) in enumerate(zip(shapes, roots, strict=True))
+            for b, (shape, root) in enumerate(zip(self.runner.bounds(confidences), roots, strict=True))
         ]
-        if any(shape.nodes for shape in shapes):
-            root_positions = torch.tensor(roots, dtype=torch.int32)
-            self.head.begin(hidden, root_positions, block_table, scratch_rows_needed(shapes))
-        forward = self.head.seconds
-        trees = expand_trees(self.head, log_probs, tokens, shapes, roots, self.runner.drafting)
-        self.runner.stats.seconds["draft/levels/forward"] += self.head.seconds - forward
-        return trees
 
     def _fit(self, shape: TreeShape, root_position: int) -> TreeShape:
         """The shape made smaller where the sequence or the head's window ends.

@@ -1,7 +1,7 @@
-"""The V1 model runner that verifies and drafts trees.
+"""The V1 model runner that verifies and drafts trees, on any device.
 
 Each override calls vLLM's method and adds what trees need around it; see ``docs/architecture.md`` for the order of a
-step.
+step. ``cpu_runner`` and ``cuda_runner`` put it before vLLM's runner of their platform and say what differs there.
 """
 
 from __future__ import annotations
@@ -14,23 +14,15 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from adaptivespec_vllm.attention import LayoutError
+from adaptivespec_vllm.attention import TreeAttention
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
-from adaptivespec_vllm.engine.v1.costs import agreed, costs_of
-from adaptivespec_vllm.engine.v1.cpu_attention import (
-    FALLBACK_ISA,
-    TreeAttentionStep,
-    TreeCPUAttentionImpl,
-    attach_trees,
-)
+from adaptivespec_vllm.engine.v1.costs import Measurement, agreed, costs_of
 from adaptivespec_vllm.engine.v1.faults import DraftFaults
 from adaptivespec_vllm.engine.v1.proposer import TreeProposer
 from adaptivespec_vllm.engine.v1.sampler import (
@@ -41,12 +33,14 @@ from adaptivespec_vllm.engine.v1.sampler import (
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import Step, match_trees
 from adaptivespec_vllm.engine.v1.step_times import StepTimes
+from adaptivespec_vllm.engine.v1.transfer import to_device
+from adaptivespec_vllm.engine.v1.tree_attention import TreeAttentionStep, attach_trees
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import Drafting, NoDrafting
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
-from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape, TreeTokens
+from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape, TreeTokens, VerifyResult
 from adaptivespec_vllm.verify import RequestMargin
 
 if TYPE_CHECKING:
@@ -55,8 +49,20 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
 
-class TreeModelRunner(CPUModelRunner):
-    """vLLM's CPU runner with trees."""
+class TreeModelRunner:
+    """Mixed into a model runner of vLLM, before it."""
+
+    stock_attention: tuple[type, ...]
+    """vLLM's attention implementations on this platform that can learn trees."""
+
+    attention: TreeAttention
+    """Computes the tree rows of a forward pass."""
+
+    attention_name: str
+    """The same for people."""
+
+    measurement: type[Measurement] = Measurement
+    """Measures what a step costs."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with all_logits_processors():
@@ -66,7 +72,7 @@ class TreeModelRunner(CPUModelRunner):
         """What a step costs here, as measured at start; a file in the configuration wins over it."""
         self.configure(vllm_config.speculative_config.adaptivespec)
         self.faults = DraftFaults(self.parallel_config.world_size)
-        self.drafter = TreeProposer(vllm_config, device, self)
+        self.drafter = self.make_drafter(vllm_config, device)
         self.rejection_sampler = TreeRejectionSampler(self)
         self.stats = WorkerStats()
         """Counts of this step; they leave with its output."""
@@ -93,12 +99,23 @@ class TreeModelRunner(CPUModelRunner):
 
     # --- start -------------------------------------------------------------------------------------------------
 
+    def make_drafter(self, vllm_config: VllmConfig, device: torch.device) -> TreeProposer:
+        """The proposer of this platform."""
+        raise NotImplementedError
+
+    def teach_attention(self) -> None:
+        """Put tree rows into the loaded attention layers, and say how they are computed."""
+        raise NotImplementedError
+
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load target and head, and teach their attention trees."""
         super().load_model(load_dummy_weights)
         refusals.check_layers(self.attention_layers(), self.model_config.dtype)
-        for layer in self.attention_layers().values():
-            layer.impl = TreeCPUAttentionImpl.adopt(layer.impl)
+        self.teach_attention()
+
+    def describe_attention(self) -> str:
+        """Which kernels attend which rows, for people."""
+        raise NotImplementedError
 
     def attention_layers(self) -> dict[str, Any]:
         """vLLM's attention layers of target and head that keep a KV cache, by name."""
@@ -106,30 +123,13 @@ class TreeModelRunner(CPUModelRunner):
         return {
             name: layer
             for name, layer in layers.items()
-            if isinstance(getattr(layer, "impl", None), CPUAttentionBackendImpl)
+            if isinstance(getattr(layer, "impl", None), self.stock_attention)
         }
 
     def initialize_kv_cache(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
-        """Learn where the cache keeps keys and values."""
+        """As vLLM's; from here on there is a batch."""
         super().initialize_kv_cache(kv_cache_config, *args, **kwargs)
         sample_one_row_a_request(self.input_batch.thinking_budget_state_holder)
-        layers = self.attention_layers()
-        for layer in layers.values():
-            try:
-                layer.impl.bind(layer, layer.kv_cache)
-            except LayoutError as error:
-                self._choose_kernel(FALLBACK_ISA, str(error))
-                layer.impl.bind(layer, layer.kv_cache)
-
-    def _choose_kernel(self, isa: str, why: str) -> None:
-        """Let vLLM's CPU attention use another kernel family for all layers."""
-        logger.info("AdaptiveSpec uses vLLM's attention kernel '%s': %s", isa, why)
-        groups = [group for groups in self.attn_groups for group in groups] + self.drafter.draft_attn_groups
-        for group in groups:
-            for builder in group.metadata_builders:
-                builder.isa = isa
-        for layer in self.attention_layers().values():
-            layer.isa = isa
 
     def measure_costs(self) -> None:
         """Tell a policy that asks what a step costs, unless the configuration does."""
@@ -182,22 +182,19 @@ class TreeModelRunner(CPUModelRunner):
 
     def _place_trees(self, step: Step) -> None:
         """Positions by depth, and no slots for draft rows. Only after vLLM derived slots from positions."""
-        draft_rows = []
-        for b, (tree, deferred) in enumerate(zip(step.trees, step.deferred, strict=True)):
-            if deferred and len(tree):
-                first, root = int(step.batch.start[b]), int(step.root_rows[b])
-                rows = slice(root + 1, root + 1 + len(tree))
-                self.positions[rows] = step.batch.positions[first + 1 : first + 1 + len(tree)]
-                draft_rows.append(rows)
+        rows, nodes = step.draft_rows()
+        places = to_device(rows, self.device)
+        self.positions.index_copy_(0, places, to_device(step.batch.positions.numpy()[nodes], self.device))
         for table in self.input_batch.block_table.block_tables:
-            for rows in draft_rows:
-                table.slot_mapping.gpu[rows] = -1
+            table.slot_mapping.gpu.index_fill_(0, places, -1)
 
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         metadata, common = super()._build_attention_metadata(*args, **kwargs)
         if self.step is not None and self.step.has_trees:
             with self.stats.timed("execute/prepare"):
-                self._attention_steps = attach_trees(self.step, self.attn_groups, metadata, common)
+                self._attention_steps = attach_trees(
+                    self.step, self.attn_groups, metadata, common, self.attention, self.device
+                )
         return metadata, common
 
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,15 +247,12 @@ class TreeModelRunner(CPUModelRunner):
         """Write the keys and values of accepted draft rows, and of no others, to the cache."""
         if not self._attention_steps:
             return
-        place = np.full(step.num_rows, -1, dtype=np.int64)
-        plan = step.plan
+        plan, fresh = step.plan, step.fresh_rows()[step.plan.rows]
+        is_tree_row = fresh >= 0
         for attention, gid in zip(self._attention_steps, self._group_ids(), strict=True):
             trees = attention.trees
-            rows = np.arange(step.num_rows) if trees.rows is None else trees.rows.numpy()
-            place[rows] = np.arange(len(rows))
-            fresh = place[plan.rows]
-            kept = torch.from_numpy(fresh[fresh >= 0])
-            slots = step.slots[gid][torch.from_numpy(plan.targets[fresh >= 0])]
+            kept = to_device(fresh[is_tree_row], self.device)
+            slots = step.slots[gid][to_device(plan.targets[is_tree_row], self.device)]
             if len(kept):
                 layers = self.compilation_config.static_forward_context
                 for name, (key, value) in trees.fresh.items():
@@ -331,6 +325,10 @@ class TreeModelRunner(CPUModelRunner):
 
     # --- what proposer and sampler ask for ------------------------------------------------------------------------
 
+    def verify(self, logits: torch.Tensor, margins: Sequence[RequestMargin | None]) -> VerifyResult:
+        """Walk the step's trees with the target's arg-max; the result is on the host."""
+        raise NotImplementedError
+
     def sampled_requests(self) -> list[bool]:
         """Which requests of the batch emit tokens in this step (the others are partly prefilled)."""
         return (~self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
@@ -369,7 +367,7 @@ class TreeModelRunner(CPUModelRunner):
         assert step is not None
         rows = np.arange(step.num_rows)
         rows[step.plan.targets] = step.plan.rows
-        return torch.from_numpy(rows)
+        return to_device(rows, self.device)
 
     def overrides(self, req_id: str) -> Overrides:
         """What the request changes for itself; the front end has refused whatever is not allowed."""

@@ -19,7 +19,7 @@ from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 
-from adaptivespec_vllm.verify import StepwiseWalk, verify_greedy
+from adaptivespec_vllm.verify import StepwiseWalk
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
@@ -54,7 +54,7 @@ class TreeRejectionSampler(RejectionSampler):
             margins = self.runner.margins()
             processed: list[torch.Tensor] | None = None
             if is_plain_greedy(sampling_metadata):
-                step.result = verify_greedy(logits, step.batch, margins, step.max_depth)
+                step.result = self.runner.verify(logits, margins)
             else:
                 walk = StepwiseWalk(step.trees, step.batch.start[:-1].tolist(), margins, self.runner.sampled_requests())
                 draw = _Draw(self, sampling_metadata, any(margins))
@@ -87,7 +87,7 @@ class TreeRejectionSampler(RejectionSampler):
             nodes = torch.cat([torch.zeros(batch, 1, dtype=torch.int64), paths], dim=1)[:, :columns]
             rows = logits[(step.batch.start[:-1, None] + nodes).flatten()].float()
         values = rows if self.is_logits_logprobs_mode else self.sampler.compute_logprobs(rows)
-        emitted = tokens.flatten().clamp(min=0).long()
+        emitted = tokens.flatten().clamp(min=0).long().to(values.device)
         if chosen:
             of_rows = {b * columns + column: ids for b, ids in chosen.items() for column in range(columns)}
             return self.sampler.gather_specific_token_logprobs(values, of_rows, emitted)

@@ -30,17 +30,16 @@ def announce(runner: TreeModelRunner) -> None:
 
 
 def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
-    settings, layers = runner.settings, runner.attention_layers().values()
+    settings = runner.settings
     head = runner.drafter.head
-    kernels = sorted({layer.isa for layer in layers})
     yield "method", f"EAGLE-3 draft trees on the V1 model runner, policy {settings.tree.policy}"
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
     yield "shapes", f"{_shapes(settings)}; vLLM reserves {settings.max_nodes} KV slots for drafts of a request"
     yield "verification", settings.verification
     if settings.margin is not None:
         yield "guards", _guards(settings)
-    yield "attention", f"vLLM's CPU kernel {' and '.join(map(repr, kernels))}; tree rows by our op"
-    yield "ops", ops.describe()["cpu"]
+    yield "attention", runner.describe_attention()
+    yield "ops", ops.describe()[runner.device.type]
     if runner.policy.costs is not None:
         yield "costs", f"from {settings.tree.costs}" if settings.tree.costs else "measured on this machine"
     yield "trees for", _TREES

@@ -54,6 +54,25 @@ class Step:
         assert self.result is not None
         return plan_commit(self.result, self.root_rows)
 
+    def draft_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Batch rows of the draft nodes whose keys and values are deferred, and their rows of ``batch``."""
+        start = self.batch.start.tolist()
+        rows, nodes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for first, root, tree, deferred in zip(start, self.root_rows.tolist(), self.trees, self.deferred, strict=False):
+            if deferred:
+                rows.append(np.arange(root + 1, root + 1 + len(tree)))
+                nodes.append(np.arange(first + 1, first + 1 + len(tree)))
+        return np.concatenate(rows), np.concatenate(nodes)
+
+    def fresh_rows(self) -> np.ndarray:
+        """``int64 [num_rows]``: place of each batch row among the tree rows, -1 for all others."""
+        sizes = np.diff(self.batch.start.numpy())[self.deferred]
+        roots = self.root_rows[self.deferred]
+        place = np.full(self.num_rows, -1, dtype=np.int64)
+        rows = np.repeat(roots, sizes) + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        place[rows] = np.arange(len(rows))
+        return place
+
     @property
     def max_depth(self) -> int:
         """Depth of the deepest tree."""

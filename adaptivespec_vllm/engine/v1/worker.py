@@ -1,13 +1,10 @@
-"""The worker that runs AdaptiveSpec on the V1 runner; vLLM finds it through ``worker_cls``."""
+"""What a worker of vLLM does besides, on any device, to run AdaptiveSpec on the V1 runner."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import psutil
 from vllm.logger import init_logger
-from vllm.v1.worker import cpu_worker
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 from adaptivespec_vllm.engine import head, refusals, seams
 from adaptivespec_vllm.engine.v1 import startup
@@ -19,22 +16,26 @@ from adaptivespec_vllm.engine.v1.stats import WorkerStats
 logger = init_logger("vllm.adaptivespec")  # below vLLM's own, so that it is shown
 
 
-class AdaptiveSpecCPUWorker(CPUWorker):
-    """vLLM's CPU worker with our model runner."""
+class TreeWorker:
+    """Mixed into a worker of vLLM, before it; a platform's own worker builds the runner."""
 
     model_runner: TreeModelRunner
 
-    def init_device(self) -> None:
-        """As vLLM's, which takes the runner's class from a global of its module."""
+    def check(self) -> None:
+        """Before the runner is built: refuse what is not supported, and let heads load."""
         seams.require("worker")
         refusals.check(self.vllm_config)
         head.install_loading()
-        stock = cpu_worker.CPUModelRunner
-        cpu_worker.CPUModelRunner = TreeModelRunner
-        try:
-            super().init_device()
-        finally:
-            cpu_worker.CPUModelRunner = stock
+
+    def begin(self) -> None:
+        """When everything is loaded: what a step costs, and the block in the log that says what is on."""
+        self.model_runner.measure_costs()
+        if self.rank == 0:
+            startup.announce(self.model_runner)
+
+    def memory_left(self, available: int) -> int:
+        """Bytes beside a KV cache of ``available`` bytes, whose size the user chose."""
+        raise NotImplementedError
 
     def determine_available_memory(self) -> int:
         """As vLLM's, less what the largest batch will take beside the KV cache. A size that the user chose stays."""
@@ -44,7 +45,7 @@ class AdaptiveSpecCPUWorker(CPUWorker):
             logger.info("AdaptiveSpec memory: %s", needs.describe())
         if self.cache_config.kv_cache_memory_bytes is None:
             return available - needs.later
-        left = psutil.virtual_memory().available - available
+        left = self.memory_left(available)
         if left < needs.later:
             logger.warning(
                 "AdaptiveSpec may run out of memory: the KV cache is set to %.2f GiB, which leaves %.2f GiB, and the "
@@ -52,13 +53,6 @@ class AdaptiveSpecCPUWorker(CPUWorker):
                 *(count / (1 << 30) for count in (available, max(left, 0), needs.later)),
             )
         return available
-
-    def compile_or_warm_up_model(self) -> Any:
-        """As vLLM's, which also sets the random state that requests begin with: measure before it."""
-        self.model_runner.measure_costs()
-        if self.rank == 0:
-            startup.announce(self.model_runner)
-        return super().compile_or_warm_up_model()
 
     def finish_weight_update(self) -> None:
         """As vLLM's; whatever was derived from the head's weights follows them."""

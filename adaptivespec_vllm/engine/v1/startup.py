@@ -37,7 +37,7 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
     yield "shapes", f"{_shapes(settings)}; vLLM reserves {settings.max_nodes} KV slots for drafts of a request"
     yield "verification", settings.verification
-    if settings.margin is not None:
+    if settings.lossy is not None:
         yield "guards", _guards(settings)
     yield "attention", f"vLLM's CPU kernel {' and '.join(map(repr, kernels))}; tree rows by our op"
     yield "ops", ops.describe()["cpu"]
@@ -55,7 +55,8 @@ def _shapes(settings: AdaptiveSpecConfig) -> str:
     tree = settings.tree
     if tree.policy == "adaptive":
         return f"from {_shape(tree.low)} at no confidence to {_shape(tree.high)} at full, for each {tree.scope}"
-    return f"{'always' if tree.policy == 'static' else 'at most'} {_shape(tree.shape)}"
+    (_, largest), *_ = tree.bounds()
+    return f"{'always' if tree.policy == 'static' else 'at most'} {_shape(largest)}"
 
 
 def _shape(shape: ShapeConfig | None) -> str:

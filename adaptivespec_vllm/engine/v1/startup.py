@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from adaptivespec_vllm import __version__, ops
-from adaptivespec_vllm.config import AdaptiveSpecConfig
-from adaptivespec_vllm.config.schema import ShapeConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig, ShapeConfig
 from adaptivespec_vllm.engine.front_end import REFUSED_PARAMETERS
 
 if TYPE_CHECKING:

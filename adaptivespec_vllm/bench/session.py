@@ -25,7 +25,7 @@ from adaptivespec_vllm.provenance import provenance
 from adaptivespec_vllm.screen import Steps
 
 GB = 1e9
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SPARE_ROWS = 64
 """Rows of a draft tree that a request may add to what is batched."""
 
@@ -84,10 +84,10 @@ class Session:
         from adaptivespec_vllm.engine import head, seams
 
         device = seams.platform()
-        with _reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
-            tokenizer, config = _tokenizer(self.inputs.model), _target_config(self.inputs.model)
+        with reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
+            tokenizer, config = tokenizer_of(self.inputs.model), target_config(self.inputs.model)
         if self.inputs.head is not None:  # before any weights are loaded
-            with _reading("--head", self.inputs.head, "an EAGLE-3 head that fits the target"):
+            with reading("--head", self.inputs.head, "an EAGLE-3 head that fits the target"):
                 head.check(self.inputs.head, head.TargetFacts.of_directory(self.inputs.model))
         plan = self._plan(tokenizer)
         server = self._server(plan, device, config)
@@ -135,7 +135,7 @@ class Session:
             )
         dtype = self.inputs.dtype or ("float32" if device == "cpu" else "auto")
         seqs = self.inputs.largest_batch
-        element = _ELEMENT_BYTES.get(dtype) or _ELEMENT_BYTES.get(_dtype_name(config), 2)
+        element = ELEMENT_BYTES.get(dtype) or ELEMENT_BYTES.get(dtype_name(config), 2)
         server = Server(
             model=self.inputs.model,
             dtype=dtype,
@@ -226,7 +226,7 @@ class Session:
 
 
 @contextmanager
-def _reading(option: str, given: str, allowed: str) -> Iterator[None]:
+def reading(option: str, given: str, allowed: str) -> Iterator[None]:
     """Whatever goes wrong is the fault of what the option names: libraries raise anything for a bad model."""
     try:
         yield
@@ -235,19 +235,22 @@ def _reading(option: str, given: str, allowed: str) -> Iterator[None]:
         raise BadInput(option, given, f"{allowed} ({why})") from None
 
 
-def _tokenizer(model: str) -> Any:
+def tokenizer_of(model: str) -> Any:
+    """The tokenizer of a model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model)
 
 
-def _target_config(model: str) -> Any:
+def target_config(model: str) -> Any:
+    """Hugging Face configuration of a model's text part."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model).get_text_config()
 
 
-def _dtype_name(config: Any) -> str:
+def dtype_name(config: Any) -> str:
+    """Element type that a configuration names, as torch calls it."""
     return str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)).removeprefix("torch.")
 
 

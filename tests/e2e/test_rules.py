@@ -232,4 +232,4 @@ def test_a_rule_is_warned_about_at_start(
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     make_llm(speculative_config=adaptivespec(tiny_head, rule={"name": "mars"}))
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert sum("verification is lossy: the target's second choice is accepted" in message for message in said) == 1
+    assert any("verification is lossy: the target's second choice is accepted" in message for message in said)

@@ -25,11 +25,11 @@ LEVELS = [
     {"provenance", "screen"},
     {"serve", "check", "demo", "plugin", "training"},
     {"bench"},
-    {"simulate"},
+    {"simulate", "eval"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "check", "demo", "bench", "training", "cli"}
+MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "check", "demo", "bench", "eval", "training", "cli"}
 NO_TORCH = {"policy", "config", "registry", "rules"}
 MAY_USE_TORCH_OPS = {"ops", "engine"}  # engine: vLLM's own ops
 

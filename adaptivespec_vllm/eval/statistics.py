@@ -33,7 +33,7 @@ def recovery(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, floa
     """Accuracy now over accuracy before, with a bootstrap interval over questions; None where nothing was right."""
     if not any(before):
         return None
-    pairs = np.array([before, after], dtype=float)
+    pairs = np.array([before, after], dtype=bool)
     drawn = pairs[:, np.random.default_rng(_SEED).integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))].sum(-1)
     drawn = drawn[:, drawn[0] > 0]
     low, high = np.percentile(drawn[1] / drawn[0], INTERVAL)

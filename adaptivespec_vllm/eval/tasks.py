@@ -88,10 +88,11 @@ class Task(ABC):
             if not line.strip():
                 continue
             try:
-                row = self._row(json.loads(line))
-            except (ValueError, TypeError, AttributeError):
+                row = json.loads(line)
+            except ValueError:
                 row = None
-            if row is None or not all(isinstance(row.get(name), str) and row[name] for name in self.fields):
+            row = self._row(row) if isinstance(row, dict) else {}
+            if not all(isinstance(row.get(name), str) and row[name] for name in self.fields):
                 named = ", ".join(f'"{name}"' for name in self.fields)
                 raise BadInput(option, f"{shortened(self.path.name)}:{number}", f"an object a line, with {named}")
             items.append(Item(str(row.get("id", number)), row))
@@ -101,7 +102,7 @@ class Task(ABC):
             raise BadInput(option, str(self.path), "rows whose ids differ")
         return items
 
-    def _row(self, row: dict[str, Any]) -> dict[str, Any] | None:
+    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
         return row
 
 
@@ -183,7 +184,7 @@ class Prompts(Task):
     def mark(self, item: Item, answer: str) -> Mark:
         return Mark(None)
 
-    def _row(self, row: dict[str, Any]) -> dict[str, Any] | None:
+    def _row(self, row: dict[str, Any]) -> dict[str, Any]:
         """``prompt``, or what other data sets call it: ``question``, ``instruction``, the first of ``turns``."""
         turns = row.get("turns")
         first = turns[0] if isinstance(turns, list) and turns else None

@@ -204,7 +204,7 @@ def _default(key: str, field: FieldInfo) -> str:
         "tree.policy": "`cost-aware`; preset `paper`, or with a key that only `adaptive` knows: `adaptive`",
         "tree.low": "(3, 4, 3)",
         "tree.high": "(7, 1, 7)",
-        "tree.shape": "(8, 4, 24)",
+        "tree.shape": "(8, 4, 24); `talon`, `ddd`: (7, 10, 60)",
         "tree.scope": "`request`; preset `paper`: `batch`",
         "tree.min_path_probability": "0.05; `static` or preset `paper`: 0",
         "method": "required",

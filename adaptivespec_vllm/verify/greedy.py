@@ -35,22 +35,32 @@ def verify_greedy(
     return ops.walk_trees(logits, trees, margin_limits(margins), max_depth=max_depth)
 
 
-def acceptable_part(logits: torch.Tensor, trees: TreeBatch, rule: Rule) -> TreeBatch:
+def acceptable_part(
+    logits: torch.Tensor, trees: TreeBatch, rule: Rule, choices: torch.Tensor | None = None
+) -> TreeBatch:
     """The trees with token -1, which the walk never takes, wherever a token is neither exact nor acceptable to a rule.
 
-    A node is exact if its token is the target's choice after its parent.
+    Tensor operations only, on the device of ``logits`` and ``trees``; nothing waits for it.
+
+    Args:
+        logits: ``[T, vocabulary]``, row i belongs to row i of ``trees``.
+        trees: the trees of the step.
+        rule: says what is acceptable.
+        choices: ``int64 [T]``, the target's choice after each row, which makes a child exact; ``None`` is the arg-max.
+
     """
+    places = torch.arange(len(trees.parents), device=trees.parents.device)
     starts = trees.start.long()
-    first = torch.repeat_interleave(starts[:-1], starts.diff())
-    drafted = trees.parents >= 0
-    rows = (first + trees.parents)[drafted]
-    tokens = trees.tokens[drafted].long()
-    exact = torch.zeros_like(drafted)
-    exact[drafted] = logits.argmax(-1)[rows] == tokens
-    acceptable = torch.zeros_like(drafted)
-    acceptable[drafted] = (tokens >= 0) & rule.acceptable(logits, rows, tokens.clamp(min=0))
+    first = starts[torch.bucketize(places, starts, right=True) - 1]
+    rows = first + trees.parents.clamp(min=0)
+    drafted = (trees.parents >= 0) & (trees.tokens >= 0)
+    tokens = trees.tokens.clamp(min=0).long()
+    if choices is None:
+        choices = logits.argmax(-1)
+    exact = drafted & (choices[rows] == tokens)
+    acceptable = drafted & rule.acceptable(logits, rows, tokens)
     if rule.window:
-        follows = trees.parents == torch.arange(len(drafted), device=drafted.device) - first - 1
+        follows = trees.parents == places - first - 1
         acceptable &= _all_behind(exact & follows, rule.window)
     return replace(trees, tokens=torch.where(exact | acceptable, trees.tokens, -1))
 

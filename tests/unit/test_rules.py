@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adaptivespec_vllm.config import resolve
 from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import DraftTree, TreeBatch, VerifyResult
-from adaptivespec_vllm.verify import RequestMargin, StepwiseWalk, verify_greedy
+from adaptivespec_vllm.verify import RequestMargin, StepwiseWalk, acceptable_part, verify_greedy
 from tests.kernels.cases import batch
 from tests.kernels.test_walk_trees import random_batch
 from tests.reference import rules as reference
@@ -215,3 +215,25 @@ def test_a_forbidden_token_is_never_accepted(name):
 def test_the_margin_is_no_rule_of_its_own():
     assert make_rule(resolve({"margin": {}})) is None
     assert make_rule(resolve({})) is None
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_choices_may_be_other_than_the_arg_max(name):
+    """As where each row's token was drawn: a child with the drawn token is exact, whatever the rule says of it."""
+    rule = rule_of(name, **RULES[name][0])
+    trees, logits = random_case(name, 3, 3)
+    drawn = torch.full((len(logits),), 39)
+    trees.tokens[1] = 39
+    part = acceptable_part(logits, trees, rule, drawn)
+    assert part.tokens[1] == 39
+    again = acceptable_part(logits, trees, rule, logits.argmax(-1))
+    assert torch.equal(again.tokens, acceptable_part(logits, trees, rule).tokens)
+
+
+def test_nothing_waits_for_the_device():
+    """On tensors without data an operation that needs a number on the host fails."""
+    trees, logits = random_case("fly", 5, 3)
+    meta = TreeBatch(**{name: getattr(trees, name).to("meta") for name in TreeBatch.__dataclass_fields__})
+    for name, (parameters, _) in RULES.items():
+        part = acceptable_part(logits.to("meta"), meta, rule_of(name, **parameters))
+        assert part.tokens.shape == trees.tokens.shape

@@ -62,7 +62,7 @@ class Steering(Protocol):
     """What the expansion asks a policy; shapes as in ``policy.base.Drafting``."""
 
     beam: int | None
-    """Nodes of a level that are expanded at most, all of them kept; None is the width of the shape."""
+    """Nodes that are expanded at most, on one level or on all of them; None is the width of the shape on each level."""
 
     def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
         """What each candidate of a level is worth given its parent."""
@@ -86,12 +86,10 @@ class _Growth:
 
 
 def scratch_rows_needed(shapes: Sequence[TreeShape], beam: int | None = None) -> int:
-    """Expanded nodes that the largest of the shapes can hold: every level but the last, at most ``width`` each.
-
-    With a beam, at most as many nodes as are kept.
-    """
+    """Expanded nodes that the largest of the shapes can hold: every level but the last, at most ``width`` each, or with
+    a beam at most so many in all."""
     if beam is not None:
-        return max((min(beam * (s.depth - 1), s.nodes) for s in shapes if s.nodes), default=0)
+        return max((min(beam, beam * (s.depth - 1)) for s in shapes if s.nodes), default=0)
     return max((min(s.width, s.nodes) * (s.depth - 1) for s in shapes if s.nodes), default=0)
 
 

@@ -24,7 +24,8 @@ class Answer(BaseModel):
 
     Attributes:
         tokens: their ids.
-        losses: of each token that was not the target's first choice, its place and the nats that it gave up.
+        losses: of each token that was not the target's first choice, its place and the nats that it gave up; None of a
+            text that was drawn.
         finish: why it ended: "stop" or "length".
         correct: None where nothing says.
         seconds: its share of the time of its batch.
@@ -38,7 +39,7 @@ class Answer(BaseModel):
     id: str
     text: str
     tokens: list[int]
-    losses: list[tuple[int, float]]
+    losses: list[tuple[int, float]] | None
     finish: str
     correct: bool | None
     why: str = ""

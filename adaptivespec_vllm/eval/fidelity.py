@@ -20,7 +20,7 @@ class Fidelity(BaseModel):
         same: share of answers that are the same, token for token.
         divergence: median place of the first token that differs, of answers where one does.
         promoted: share of tokens that were not the target's first choice where they stand.
-        lost: log-probability (nats) a token that they gave up.
+        lost: log-probability (nats) a token that they gave up; it and the share are None of texts that were drawn.
         repetition: share of runs of four tokens that were there before in the answer.
         unfinished: share of answers that were cut at the longest length.
         length: tokens over those of plain decoding.
@@ -29,8 +29,8 @@ class Fidelity(BaseModel):
 
     same: float
     divergence: float | None
-    promoted: float
-    lost: float
+    promoted: float | None
+    lost: float | None
     repetition: float
     unfinished: float
     length: float
@@ -55,12 +55,13 @@ def fidelity(answers: Sequence[Answer], plain: Sequence[Answer]) -> Fidelity:
     places = [divergence(a.tokens, p.tokens) for a, p in zip(answers, plain, strict=True)]
     differing = [place for place in places if place is not None]
     tokens = sum(len(answer.tokens) for answer in answers)
-    losses = [nats for answer in answers for _, nats in answer.losses]
+    drawn = any(answer.losses is None for answer in answers)
+    losses = [nats for answer in answers for _, nats in answer.losses or []]
     return Fidelity(
         same=1.0 - len(differing) / len(places),
         divergence=float(np.median(differing)) if differing else None,
-        promoted=len(losses) / max(1, tokens),
-        lost=sum(losses) / max(1, tokens),
+        promoted=None if drawn else len(losses) / max(1, tokens),
+        lost=None if drawn else sum(losses) / max(1, tokens),
         repetition=float(np.mean([repetition(answer.tokens) for answer in answers])),
         unfinished=sum(answer.finish == "length" for answer in answers) / len(answers),
         length=tokens / max(1, sum(len(answer.tokens) for answer in plain)),

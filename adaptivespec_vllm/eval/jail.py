@@ -15,6 +15,9 @@ import os
 import resource
 import sys
 
+UNCONFINED = "not confined: "
+"""How the verdict begins where the program was not run, because it could not be confined."""
+
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EQUAL, _MASKED_EQUAL = 4, 7
 _O_TMPFILE = 0o20000000
@@ -93,7 +96,11 @@ def main() -> None:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         os.write(out, type(error).__name__.encode())
         os._exit(1)
-    confine()
+    try:
+        confine()
+    except OSError as error:
+        os.write(out, f"{UNCONFINED}{error}".encode())
+        os._exit(1)
     try:
         exec(program, {"__name__": "__main__"})
     except BaseException as error:

@@ -60,7 +60,7 @@ def fidelities(rows: list[Figures]) -> Table:
             NOTHING if row.arm == PLAIN else _percent(own.same),
             NOTHING if own.divergence is None else f"{own.divergence:.0f}",
             _percent(own.promoted),
-            f"{own.lost:.4f}",
+            number(own.lost, 4),
             _percent(own.repetition),
             _percent(own.unfinished),
             f"{own.length:.2f}x",

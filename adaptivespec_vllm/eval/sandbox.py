@@ -14,9 +14,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-_JAIL = Path(__file__).with_name("jail.py")
+from adaptivespec_vllm.eval import jail
+from adaptivespec_vllm.eval.jail import UNCONFINED
+
+_JAIL = str(jail.__file__)
 _LONGEST_VERDICT = 256
 
 
@@ -69,30 +71,29 @@ def run(program: str, limits: Limits | None = None) -> Outcome:
         read, write = os.pipe()
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(_JAIL), str(write)],
+                [sys.executable, "-I", "-B", _JAIL, str(write)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 pass_fds=(write,),
                 cwd=directory,
-                env={"HOME": directory, "TMPDIR": directory, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+                env={"HOME": directory, "TMPDIR": directory, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
             os.close(write)
             try:
-                _, said = process.communicate(json.dumps(job).encode(), timeout=limits.seconds)
+                process.communicate(json.dumps(job).encode(), timeout=limits.seconds)
                 verdict = os.read(read, _LONGEST_VERDICT).decode(errors="replace")
             except subprocess.TimeoutExpired:
-                verdict, said = "time", b""
+                verdict = "time"
             finally:
                 process.kill()
                 process.communicate()
         finally:
             os.close(read)
-    if b"OSError" in said and not verdict:
+    if verdict.startswith(UNCONFINED):
         raise SandboxUnavailable(
-            "generated code is not run: this machine cannot confine it "
-            f"({said.decode(errors='replace').strip().splitlines()[-1]}); needed: Linux with seccomp, and libseccomp2"
+            f"generated code is not run, since it is {verdict}; needed: Linux with seccomp, and libseccomp2"
         )
     passed = verdict == word
     return Outcome(passed, "" if passed else verdict or "killed", time.perf_counter() - started)

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from adaptivespec_vllm.bench import models
 from adaptivespec_vllm.bench.arms import PLAIN, Arm
-from adaptivespec_vllm.bench.engines import Engine, Server
+from adaptivespec_vllm.bench.engines import Engine, Server, check_memory
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.bench.prompts import in_chat_format
-from adaptivespec_vllm.bench.session import ELEMENT_BYTES, dtype_name, reading, target_config, tokenizer_of
+from adaptivespec_vllm.bench.session import reading, target_config, tokenizer_of
 from adaptivespec_vllm.eval.answers import Answer, Answers
 from adaptivespec_vllm.eval.result import Figures, Result, figures, too_small
 from adaptivespec_vllm.eval.tasks import Item, Task
@@ -27,8 +27,6 @@ from adaptivespec_vllm.screen import Steps
 
 LEAST_LOSS = 1e-4
 """Nats from which a token counts as not the target's first choice: less is rounding."""
-
-_SPARE_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,12 @@ class Session:
 
     def run(self) -> None:
         """Ask whatever has no answer yet."""
+        missing = {
+            arm.name: [(task, self._missing(arm, task)) for task in self.inputs.tasks] for arm in self.inputs.arms
+        }
+        if not any(items for tasks in missing.values() for _, items in tasks):
+            self.result.complete = True
+            return
         for task in self.inputs.tasks:
             task.prepare()
         steps = Steps(self.console)
@@ -102,12 +106,11 @@ class Session:
         total = len(prompts) * len(self.inputs.arms)
         with self._progress(total) as (tick, done):
             for arm in self.inputs.arms:
-                missing = [(task, self._missing(arm, task)) for task in self.inputs.tasks]
-                if not any(items for _, items in missing):
+                if not any(items for _, items in missing[arm.name]):
                     continue
                 tick(f"starting {arm.name}")
                 engine = self._start(arm, server)
-                for task, items in missing:
+                for task, items in missing[arm.name]:
                     tick(f"{arm.name}, {task.name}")
                     for first in range(0, len(items), self.inputs.batch):
                         group = items[first : first + self.inputs.batch]
@@ -137,19 +140,20 @@ class Session:
         if most is not None and length > most:
             asked = f"prompts of up to {longest} tokens and answers of {given.tokens}"
             raise BadInput("--max-tokens", asked, f"{length} tokens, some to spare, must fit into the model's {most}")
-        dtype = given.dtype or ("float32" if device == "cpu" else "auto")
-        seqs = max(2, given.batch)
-        element = ELEMENT_BYTES.get(dtype) or ELEMENT_BYTES.get(dtype_name(config), 2)
-        return Server(
-            model=given.model,
-            dtype=dtype,
-            enforce_eager=given.eager if given.eager is not None else device == "cpu",
-            max_model_len=length,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=max(2048, seqs * (longest + _SPARE_ROWS)),
-            kv_cache_memory_bytes=models.kv_cache_bytes(config, seqs * length, element),
+        server = Server.sized(
+            given.model,
+            config,
+            device=device,
+            dtype=given.dtype,
+            eager=given.eager,
+            length=length,
+            requests=given.batch,
+            batched_tokens=given.batch * longest,
             seed=given.seed,
         )
+        told = check_memory(given.model, given.head, config, server, len(given.arms))
+        self.console.print(f"  {told}", style="dim")
+        return server
 
     def _start(self, arm: Arm, server: Server) -> Engine:
         try:
@@ -188,7 +192,7 @@ class Session:
                     id=item.id,
                     text=own.text,
                     tokens=list(own.token_ids),
-                    losses=list(_losses(own)) if greedy else [],
+                    losses=list(_losses(own)) if greedy else None,
                     finish=own.finish_reason or "",
                     correct=mark.correct,
                     why=mark.why,

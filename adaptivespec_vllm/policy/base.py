@@ -35,8 +35,8 @@ class Drafting(ABC):
         drafts: ``[B]`` which requests draft at all. The others need no pass of the head.
         reasons: plain numbers behind the decisions so far, by name; for the log.
         seconds: modelled time of the head in this step, so far; of a policy that knows costs.
-        beam: nodes of a level that are expanded at most, where every expanded node is one that is kept; None is the
-            width of the shape.
+        beam: nodes that are expanded at most, on one level or on all of them; None is the width of the shape on each
+            level.
 
     """
 

@@ -62,7 +62,8 @@ class _Talon(Drafting):
 
     def __init__(self, shape: TreeShape, least: float, drafts: list[bool]) -> None:
         super().__init__(drafts)
-        self.beam = shape.nodes  # whatever is kept is expanded
+        # Whatever is kept is expanded, and no more is kept in all, even where a request's own bounds are smaller.
+        self.beam = shape.nodes
         self._shape = shape
         self._least = least
         self._left = np.full(len(drafts), shape.nodes)

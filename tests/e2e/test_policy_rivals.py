@@ -33,9 +33,12 @@ def decoded(
         keep = runner.keep_trees
         runner.keep_trees = lambda drafted: (trees.extend(drafted), keep(drafted))[1]
         assert generate(llm, prompts, greedy(TOKENS)) == generate(plain, prompts, greedy(TOKENS))
+        drafted = [tree for tree in trees if len(tree)]
         events = read_log(log)
         assert replay(events, runner.settings) == []
-        return [tree for tree in trees if len(tree)], events
+        for own in ({"adaptivespec_max_nodes": 4}, {"adaptivespec_max_nodes": 1}):
+            assert generate(llm, prompts, greedy(TOKENS, extra_args=own)) == generate(plain, prompts, greedy(TOKENS))
+        return drafted, events
 
     return run
 

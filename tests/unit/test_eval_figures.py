@@ -86,6 +86,10 @@ class TestFidelity:
         assert (got.promoted, got.lost) == (0.2, pytest.approx(0.15))
         assert (got.unfinished, got.length) == (0.5, 1.25)
 
+    def test_of_drawn_texts_nothing_was_given_up(self):
+        got = fidelity([answer("a", [1], losses=None)], [answer("a", [2], losses=None)])
+        assert (got.promoted, got.lost, got.same) == (None, None, 0.0)
+
 
 class TestFigures:
     def task(self, tmp_path: Path) -> Gsm8k:

@@ -161,7 +161,24 @@ def test_limits_of_other_processes_stay() -> None:
 
 
 def test_a_flood_of_output_goes_nowhere() -> None:
-    assert run("for _ in range(100): print('x' * 10_000)", SHORT).passed
+    assert run(
+        "import sys\nfor _ in range(100): print('x' * 10_000); print('x' * 10_000, file=sys.stderr)", SHORT
+    ).passed
+
+
+def test_the_verdict_cannot_be_flooded_nor_guessed() -> None:
+    program = "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'passed')\n    except OSError: pass"
+    assert not run(program, SHORT).passed
+    flood = "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'x' * (1 << 20))\n    except OSError: pass"
+    assert not run(flood, Limits(seconds=1)).passed
+
+
+def test_what_cannot_be_confined_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "jail.py"
+    broken.write_text(Path(sandbox._JAIL).read_text().replace("libseccomp.so.2", "libnothing.so.2"))
+    monkeypatch.setattr(sandbox, "_JAIL", str(broken))
+    with pytest.raises(sandbox.SandboxUnavailable, match=r"not confined: libnothing.*libseccomp2"):
+        run("raise SystemExit")
 
 
 def test_the_environment_does_not_come_along(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.config import resolve
-from adaptivespec_vllm.draft import expand_trees
+from adaptivespec_vllm.draft import expand_trees, scratch_rows_needed
 from adaptivespec_vllm.policy import make_policy, replay
 from adaptivespec_vllm.policy.recording import Event, Recorded
-from adaptivespec_vllm.types import NOTHING_DRAFTED, StepFeedback
+from adaptivespec_vllm.types import NOTHING_DRAFTED, StepFeedback, TreeShape
 from tests.reference import policies as reference
 from tests.unit.test_draft import PathHead, log_probs_of, paths_of
 
 
-def grow(options: dict, seeds: list[int]):
+def grow(options: dict, seeds: list[int], bounds: TreeShape | None = None):
     """A tree for each seed by a policy that is logged, the head's rows a level, and the log."""
     config = resolve({"tree": options})
     events: list[Event] = []
@@ -32,6 +32,7 @@ def grow(options: dict, seeds: list[int]):
     names = [str(b) for b in range(len(seeds))]
     drafting = policy.begin(names, [True] * len(seeds))
     shapes = drafting.bounds(np.exp(values[:, 0].numpy()).tolist())
+    shapes = shapes if bounds is None else [bounds] * len(seeds)
     trees = expand_trees(head, values, ids, shapes, [0] * len(seeds), drafting)
     assert replay(events, config) == []
     return trees, head
@@ -56,6 +57,18 @@ class TestTalon:
             assert values == sorted(values, reverse=True)  # any prefix is a good tree
         for rows in head.levels:
             assert int((rows.start[1:] - rows.start[:-1]).max()) <= n
+
+    @given(
+        st.integers(0, 9_999), st.builds(TreeShape, st.integers(1, 4), st.integers(1, 3), st.integers(1, 20)), st.data()
+    )
+    def test_a_request_with_bounds_of_its_own(self, seed, own, data):
+        """They are kept to, and the nodes that the head runs over fit the scratch that is reserved for them."""
+        mu = data.draw(st.sampled_from([0.001, 0.2]))
+        trees, head = grow({"policy": "talon", "shape": {"depth": 4, "width": 3, "nodes": 21}, "mu": mu}, [seed], own)
+        (tree,) = trees
+        assert len(tree) <= own.nodes and max(tree.depths()) <= own.depth
+        expanded = sum(len(rows.tokens) for rows in head.levels)
+        assert expanded <= scratch_rows_needed([own], beam=21)
 
     def test_a_level_may_be_wider_than_k(self):
         trees, head = grow({"policy": "talon", "shape": {"depth": 3, "width": 3, "nodes": 21}, "mu": 0.001}, [4])

@@ -1,4 +1,4 @@
-"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare``, ``simulate`` and ``train-head``."""
+"""The command line: ``adaptivespec check``, ``demo``, ``bench``, ``compare``, ``eval``, ``simulate`` and more."""
 
 from __future__ import annotations
 
@@ -82,6 +82,14 @@ def compare(context: typer.Context) -> None:
     from adaptivespec_vllm.bench.cli import run_compare
 
     _pass_on(context, "compare", run_compare)
+
+
+@app.command("eval", **_PASSED_ON)
+def evaluate(context: typer.Context) -> None:
+    """Say what ways of decoding do to answers (``adaptivespec eval --help``)."""
+    from adaptivespec_vllm.eval.cli import run
+
+    _pass_on(context, "eval", run)
 
 
 @app.command("simulate", **_PASSED_ON)

@@ -205,10 +205,10 @@ class TreeBatch:
 
 @dataclass(slots=True)
 class MarginLimits:
-    """What the margin rule may do in this step, per request; ``None`` in its place means strict for all.
+    """What a lossy rule may do in this step, per request; ``None`` in its place means strict for all.
 
     Attributes:
-        max_log_ratio: ``float32 [B]``, ln(1 / kappa); a negative value is strict.
+        max_log_ratio: ``float32 [B]``, ln(1 / kappa); a negative value is strict, inf is any child of the tree.
         max_promotions: ``int32 [B]``, promotions allowed in this step; -1 = no limit.
         max_regret: ``float32 [B]``, nats that promotions of this step may give up in all; inf = no limit.
         protected: ``int32 [B, M]``, token ids never promoted to and never promoted away from

@@ -169,6 +169,8 @@ class Tap:
 class Everything:
     """Steers trees to their full shapes."""
 
+    beam = None
+
     def values(self, log_probs: Any, owners: Any, depth: int) -> Any:
         return log_probs
 

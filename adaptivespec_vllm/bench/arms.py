@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.config import METHOD, ConfigError, load, read
+from adaptivespec_vllm.registry import POLICIES, RULES
 
 ARMS_HELP = """plain; stock:K (vLLM's EAGLE-3 chain of K tokens; stock:1-5 is five arms); tree:D,W,N (a static tree of
-depth, width, nodes); default and paper (the presets); default:D,W,N (default with that as its largest tree); adaptive
-(the preset default with tree.policy "adaptive"); config:FILE (a speculative configuration; its own "model" wins over
---head). To an arm of ours, /P adds min_path_probability and @KAPPA the lossy margin rule: tree:5,4,8/0.1@0.2."""
+depth, width, nodes); default and paper (the presets); default:D,W,N (default with that as its largest tree); adaptive,
+talon, ddd, sglang-adaptive (these policies with their own defaults); config:FILE (a speculative configuration; its own
+"model" wins over --head). To an arm of ours, /P adds min_path_probability, @KAPPA the lossy margin rule and @mars, @fly
+or @typical that rule: tree:5,4,8/0.1@0.2."""
 
 DEFAULT_ARMS = (
     "plain stock:1-5 tree:3,4,3 tree:5,4,8 tree:7,4,16 paper default "
@@ -26,8 +28,8 @@ PLAIN = "plain"
 MOST_STOCK = 32
 _OPTION = "--arms"
 _FORMS = (
-    "plain, stock:K, stock:A-B, tree:D,W,N, default, default:D,W,N, paper, adaptive, config:FILE; /P and @KAPPA behind "
-    "one of ours"
+    "plain, stock:K, stock:A-B, tree:D,W,N, default, default:D,W,N, paper, a policy, config:FILE; /P and @KAPPA or "
+    "@RULE behind one of ours"
 )
 
 Family = Literal["plain", "stock", "static", "policy"]
@@ -117,8 +119,8 @@ def _ours(base: str, name: str) -> dict[str, Any]:
     """The options that a name of ours stands for, without method, head and suffixes."""
     if base in ("default", "paper"):
         return {"preset": base}
-    if base == "adaptive":
-        return {"tree": {"policy": "adaptive"}}
+    if base in POLICIES and base != "static":
+        return {"tree": {"policy": base}}
     if match := re.fullmatch(r"(tree|default):(\d{1,4}),(\d{1,4}),(\d{1,4})", base):
         policy, *numbers = match.groups()
         shape = {key: int(number) for key, number in zip(("depth", "width", "nodes"), numbers, strict=True)}
@@ -141,7 +143,9 @@ def _from_file(name: str, head: str | None) -> Arm:
 
 
 def _validated(name: str, options: dict[str, Any], kappa: str | None) -> Arm:
-    if kappa is not None:
+    if kappa in RULES:
+        options = {**options, "rule": {"name": kappa}, "margin": None}
+    elif kappa is not None:
         options = options | {"margin": {**(options.get("margin") or {}), "kappa": _number(name, kappa)}}
     try:
         # Keys that are not ours are vLLM's to judge when the engine starts.
@@ -162,4 +166,6 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise BadInput(_OPTION, name, "a number behind / and behind @, as in tree:5,4,8/0.1@0.2") from None
+        raise BadInput(
+            _OPTION, name, "a number behind / and a number or a rule behind @, as in tree:5,4,8/0.1@0.2"
+        ) from None

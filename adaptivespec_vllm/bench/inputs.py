@@ -69,14 +69,14 @@ def gather(
 
     """
     for option, value in (("--model", model), ("--head", head)):
-        _check_path(option, value)
+        check_path(option, value)
     for option, number, least, most in (
         ("--max-tokens", tokens, 2, MOST_CONTEXT),  # the first token is prefill's
         ("--repeats", repeats, 1, 1000),
         ("--limit", limit, 1, None),
         ("--seed", seed, 0, 2**31 - 1),
     ):
-        _check_integer(option, number, least, most)
+        check_integer(option, number, least, most)
     if not 0 <= temperature <= 2:
         raise BadInput("--temperature", temperature, "a number from 0 to 2")
     if dtype is not None and dtype not in DTYPES:
@@ -113,7 +113,8 @@ def output_directory(given: Path | None, option: str = "--output") -> Path:
     return directory
 
 
-def _check_path(option: str, value: str | None) -> None:
+def check_path(option: str, value: str | None) -> None:
+    """What looks like a path must be a directory; anything else may be a hub id."""
     if value is None:
         return
     if not value.strip():
@@ -122,7 +123,8 @@ def _check_path(option: str, value: str | None) -> None:
         raise BadInput(option, value, "a directory that exists, or a hub id")
 
 
-def _check_integer(option: str, value: int | None, least: int, most: int | None) -> None:
+def check_integer(option: str, value: int | None, least: int, most: int | None) -> None:
+    """Within its bounds, where it is given."""
     if value is not None and (value < least or (most is not None and value > most)):
         raise BadInput(option, value, f"an integer from {least}" + (f" to {most}" if most is not None else " on"))
 

@@ -13,12 +13,19 @@ _LEAST_KV_BYTES = 64 << 20
 _SPARE_TOKENS = 128
 """Tokens of room behind the last one, so that no tree is cut short at the end of an answer."""
 _BLOCK = 128
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ENDS = 1 << 20
 
 
 def room(longest_prompt: int, max_tokens: int) -> int:
     """``max_model_len`` for such prompts and answers."""
     return -(-(longest_prompt + max_tokens + _SPARE_TOKENS) // _BLOCK) * _BLOCK
+
+
+def element_bytes(dtype: str, config: Any) -> int:
+    """Bytes of a number, of vLLM's ``dtype``; "auto" is what the configuration says."""
+    own = str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)).removeprefix("torch.")
+    return _ELEMENT_BYTES.get(dtype) or _ELEMENT_BYTES.get(own, 2)
 
 
 def kv_cache_bytes(config: Any, tokens: int, element_bytes: int) -> int:

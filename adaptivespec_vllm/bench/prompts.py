@@ -91,13 +91,14 @@ def choose(prompts: Sequence[Prompt], kinds: Sequence[str] | None, limit: int | 
 
 def encode(tokenizer: Any, prompt: Prompt, context: int | None, seed: int) -> Encoded:
     """Token ids in the model's chat format, with about ``context`` of them (none added without)."""
-    tokens = _chat(tokenizer, prompt.text)
+    tokens = in_chat_format(tokenizer, prompt.text)
     if context is not None and len(tokens) < context:
         tokens = _lengthened(tokenizer, prompt, context, seed)
     return Encoded(prompt.id, prompt.kind, tuple(tokens))
 
 
-def _chat(tokenizer: Any, text: str) -> list[int]:
+def in_chat_format(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a user's message; of a model without a chat format those of the text itself."""
     if not getattr(tokenizer, "chat_template", None):
         return list(tokenizer.encode(text))
     return chat.encode(tokenizer, [{"role": "user", "content": text}])
@@ -116,7 +117,9 @@ def _lengthened(tokenizer: Any, prompt: Prompt, context: int, seed: int) -> list
         missing = context - len(tokens)
         entries += [_entry(rng, len(entries) + i) for i in range(max(1, missing // 60))]
         log = "\n".join(entries)
-        tokens = _chat(tokenizer, f"Log of the harbour, for reference:\n{log}\n\nWithout the log: {prompt.text}")
+        tokens = in_chat_format(
+            tokenizer, f"Log of the harbour, for reference:\n{log}\n\nWithout the log: {prompt.text}"
+        )
     return tokens
 
 

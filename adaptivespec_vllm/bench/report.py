@@ -65,7 +65,7 @@ def relatives(result: Result, place: Place) -> Table:
             table.add_column(f"{standing.kind}\n{role}", justify="right", no_wrap=True)
     lossy = any(not arm.lossless for arm in result.arms)
     if lossy:
-        table.add_column("as without\nmargin", justify="right", no_wrap=True)
+        table.add_column("as without\n@", justify="right", no_wrap=True)
     for arm in (arm.name for arm in result.arms if arm.family in ("static", "policy")):
         cells = [
             _relative(standing, arm, role) for standing in standings for role in ("best stock", "best static tree")
@@ -114,7 +114,10 @@ def notes(result: Result) -> Iterator[str]:
         "flatters them, not ours."
     )
     if any(not arm.lossless for arm in result.arms):
-        yield "@: the margin rule, which is lossy: another text than that of plain decoding is expected."
+        yield (
+            "@: a lossy rule, the margin rule where a number follows: another text than that of plain decoding is "
+            "expected. Rules by name are not fused: the time of their steps is no measure of the method."
+        )
     if result.settings.get("device") not in (None, "cpu"):
         yield "Parts of a step are times on the host: work that the device still does is part of the rest."
     yield from (f"warning: {warning}" for warning in result.warnings)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from adaptivespec_vllm import runtime
 from adaptivespec_vllm.bench import measure, memory, models
-from adaptivespec_vllm.bench.engines import Engine, Server
+from adaptivespec_vllm.bench.engines import Engine, Server, check_memory
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.bench.figures import summarise
 from adaptivespec_vllm.bench.inputs import Inputs
@@ -23,11 +23,6 @@ from adaptivespec_vllm.bench.result import Place, Result
 from adaptivespec_vllm.config import ConfigError, reason
 from adaptivespec_vllm.provenance import provenance
 from adaptivespec_vllm.screen import Steps
-
-GB = 1e9
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SPARE_ROWS = 64
-"""Rows of a draft tree that a request may add to what is batched."""
 
 Plan = dict[Place, list[list[Encoded]]]
 
@@ -84,10 +79,10 @@ class Session:
         from adaptivespec_vllm.engine import head, seams
 
         device = seams.platform()
-        with _reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
-            tokenizer, config = _tokenizer(self.inputs.model), _target_config(self.inputs.model)
+        with reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
+            tokenizer, config = tokenizer_of(self.inputs.model), target_config(self.inputs.model)
         if self.inputs.head is not None:  # before any weights are loaded
-            with _reading("--head", self.inputs.head, "an EAGLE-3 head that fits the target"):
+            with reading("--head", self.inputs.head, "an EAGLE-3 head that fits the target"):
                 head.check(self.inputs.head, head.TargetFacts.of_directory(self.inputs.model))
         plan = self._plan(tokenizer)
         server = self._server(plan, device, config)
@@ -133,44 +128,22 @@ class Session:
                 f"prompts of up to {longest} tokens and answers of {self.inputs.tokens}",
                 f"{length} tokens with some to spare must fit into the model's {most}",
             )
-        dtype = self.inputs.dtype or ("float32" if device == "cpu" else "auto")
         seqs = self.inputs.largest_batch
-        element = _ELEMENT_BYTES.get(dtype) or _ELEMENT_BYTES.get(_dtype_name(config), 2)
-        server = Server(
-            model=self.inputs.model,
-            dtype=dtype,
-            # Compiled is what a server on a GPU runs; on a CPU it costs minutes an engine.
-            enforce_eager=self.inputs.eager if self.inputs.eager is not None else device == "cpu",
-            max_model_len=length,
-            max_num_seqs=max(2, seqs),
+        server = Server.sized(
+            self.inputs.model,
+            config,
+            device=device,
+            dtype=self.inputs.dtype,
+            eager=self.inputs.eager,
+            length=length,
+            requests=seqs,
             # A batch is prefilled in one step: no request decodes while another one's prompt is still read.
-            max_num_batched_tokens=max(
-                2048, max(sum(len(prompt.tokens) for prompt in group) for group in groups) + seqs * _SPARE_ROWS
-            ),
-            kv_cache_memory_bytes=models.kv_cache_bytes(config, max(2, seqs) * length, element),
+            batched_tokens=max(sum(len(prompt.tokens) for prompt in group) for group in groups),
             seed=self.inputs.seed,
         )
-        self._check_memory(server, element)
+        told = check_memory(self.inputs.model, self.inputs.head, config, server, len(self.inputs.arms))
+        self.console.print(f"  {told}", style="dim")
         return server
-
-    def _check_memory(self, server: Server, element: int) -> None:
-        count = len(self.inputs.arms)
-        weights = models.weight_bytes(Path(self.inputs.model), element)
-        if weights is None:  # a hub id: nothing to look at yet
-            self.console.print(f"  {count} engines will live in this process at once", style="dim")
-            return
-        if self.inputs.head is not None:
-            weights += models.weight_bytes(Path(self.inputs.head), element) or 0
-        each, available = weights + server.kv_cache_memory_bytes, memory.available()
-        told = (
-            f"{count} engines at once, each about {each / GB:.1f} GB (weights {weights / GB:.1f}, keys and values "
-            f"{server.kv_cache_memory_bytes / GB:.1f})"
-        )
-        self.console.print(f"  {told}: {count * each / GB:.1f} GB, of {available / GB:.1f} GB available", style="dim")
-        if count * each > available:
-            raise BadInput(
-                "--arms", told, f"what fits the {available / GB:.1f} GB available: fewer --arms, or a smaller --batch"
-            )
 
     # --- measuring ---
 
@@ -226,7 +199,7 @@ class Session:
 
 
 @contextmanager
-def _reading(option: str, given: str, allowed: str) -> Iterator[None]:
+def reading(option: str, given: str, allowed: str) -> Iterator[None]:
     """Whatever goes wrong is the fault of what the option names: libraries raise anything for a bad model."""
     try:
         yield
@@ -235,20 +208,18 @@ def _reading(option: str, given: str, allowed: str) -> Iterator[None]:
         raise BadInput(option, given, f"{allowed} ({why})") from None
 
 
-def _tokenizer(model: str) -> Any:
+def tokenizer_of(model: str) -> Any:
+    """The tokenizer of a model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model)
 
 
-def _target_config(model: str) -> Any:
+def target_config(model: str) -> Any:
+    """Hugging Face configuration of a model's text part."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model).get_text_config()
-
-
-def _dtype_name(config: Any) -> str:
-    return str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)).removeprefix("torch.")
 
 
 def _gpu() -> str | None:

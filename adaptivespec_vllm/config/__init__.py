@@ -8,18 +8,17 @@ What is wrong with it is one :class:`ConfigError` that names the key (``tree.hig
 allowed. A preset gives the values that are not written out; whatever is written out wins over the preset.
 """
 
+from adaptivespec_vllm.config.base import METHOD, ConfigError
 from adaptivespec_vllm.config.explain import describe, key_error, markdown_table, reason, shortened, shown
+from adaptivespec_vllm.config.lossy import LossyConfig, MarginConfig, RuleConfig
 from adaptivespec_vllm.config.reading import Loaded, is_json_text, load, read, resolve
-from adaptivespec_vllm.config.schema import (
+from adaptivespec_vllm.config.schema import AdaptiveSpecConfig, GuardConfig, RequestsConfig, SignalConfig
+from adaptivespec_vllm.config.tree import (
     MAX_EXPANDED_NODES,
-    METHOD,
-    AdaptiveSpecConfig,
-    ConfigError,
-    GuardConfig,
-    MarginConfig,
-    RequestsConfig,
+    AdaptiveTree,
+    CostAwareTree,
     ShapeConfig,
-    SignalConfig,
+    StaticTree,
     TreeConfig,
     shape_faults,
 )
@@ -28,13 +27,18 @@ __all__ = [
     "MAX_EXPANDED_NODES",
     "METHOD",
     "AdaptiveSpecConfig",
+    "AdaptiveTree",
     "ConfigError",
+    "CostAwareTree",
     "GuardConfig",
     "Loaded",
+    "LossyConfig",
     "MarginConfig",
     "RequestsConfig",
+    "RuleConfig",
     "ShapeConfig",
     "SignalConfig",
+    "StaticTree",
     "TreeConfig",
     "describe",
     "is_json_text",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from adaptivespec_vllm.config.schema import AdaptiveSpecConfig, ConfigError, ShapeConfig
+from adaptivespec_vllm.config.base import ConfigError
+from adaptivespec_vllm.config.lossy import RuleConfig, rule_keys
+from adaptivespec_vllm.config.schema import AdaptiveSpecConfig
+from adaptivespec_vllm.config.tree import ShapeConfig, TreeConfig, tree_keys
+from adaptivespec_vllm.registry import POLICIES, RULES, Registry
 
 MAX_SHOWN = 60
 """Characters of a key or a value that a message repeats."""
@@ -57,15 +61,15 @@ def _own_words(fault: Any) -> str:
     return f"{where}: {message}" if where else message
 
 
-def explain(error: ValidationError) -> str:
-    """The first fault as one line: key path, what was given, what is allowed."""
+def explain(error: ValidationError, options: Mapping[str, Any]) -> str:
+    """The first fault of ``options`` as one line: key path, what was given, what is allowed."""
     fault = error.errors(include_url=False)[0]
     own = fault.get("ctx", {}).get("error")
     if isinstance(own, ConfigError):
         return str(own)
     *parents, key = [str(part) for part in fault["loc"]]
     path = "".join(f"{part}." for part in parents)
-    section = _section_at(parents)
+    section = _section_at(parents, options)
     if fault["type"] == "extra_forbidden":
         return str(key_error(key, section.model_fields, path))
     allowed = _allowed(section.model_fields[key])
@@ -84,13 +88,23 @@ def shown(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _section_at(parents: list[str]) -> type[BaseModel]:
+def _section_at(parents: list[str], options: Mapping[str, Any]) -> type[BaseModel]:
     section: type[BaseModel] = AdaptiveSpecConfig
     for part in parents:
-        nested = _section(section.model_fields[part])
+        nested = _chosen(part, options) if section is AdaptiveSpecConfig else _section(section.model_fields[part])
         assert nested is not None
         section = nested
     return section
+
+
+def _chosen(name: str, options: Mapping[str, Any]) -> type[BaseModel] | None:
+    """A section of the configuration; that of a rule or a policy has keys of its own."""
+    given = options.get(name)
+    if isinstance(given, Mapping) and name == "rule":
+        return rule_keys(given.get("name"))
+    if isinstance(given, Mapping) and name == "tree" and "policy" in given:
+        return tree_keys(given["policy"])
+    return _section(AdaptiveSpecConfig.model_fields[name])
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
@@ -102,10 +116,16 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
 
 def _kinds(field: FieldInfo) -> list[Any]:
     annotation = field.annotation
-    return list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    return [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
 
 
 def _allowed(field: FieldInfo) -> str:
+    for mark in field.metadata:
+        if isinstance(mark, Registry):
+            return " or ".join(f"'{name}'" for name in mark)
+    if isinstance(field.json_schema_extra, dict) and "allowed" in field.json_schema_extra:
+        return str(field.json_schema_extra["allowed"])
     kinds = _kinds(field)
     texts = [_allowed_kind(kind, field) for kind in kinds if kind is not NoneType]
     return " or ".join(texts + ["null"] * (NoneType in kinds))
@@ -155,6 +175,19 @@ def describe(model: type[BaseModel] = AdaptiveSpecConfig, path: str = "") -> Ite
             continue  # the same three keys as under ``low``
         if section is not None:
             yield from describe(section, f"{key}.")
+        if section is TreeConfig:
+            yield from _own(key, TreeConfig, {name: tree_keys(name) for name in POLICIES})
+        if section is RuleConfig:
+            yield from _own(key, RuleConfig, {name: rule_keys(name) for name in RULES})
+
+
+def _own(path: str, base: type[BaseModel], named: Mapping[str, type[BaseModel]]) -> Iterator[KeyDoc]:
+    """The keys that only some of the rules or policies know."""
+    for owner, section in named.items():
+        for name, field in section.model_fields.items():
+            if name not in base.model_fields:
+                key = f"{path}.{name}"
+                yield KeyDoc(key, _allowed(field), _default(key, field), f"Of `{owner}`: {field.description}")
 
 
 def markdown_table() -> str:
@@ -171,7 +204,7 @@ def _default(key: str, field: FieldInfo) -> str:
         "tree.policy": "`cost-aware`; preset `paper`, or with a key that only `adaptive` knows: `adaptive`",
         "tree.low": "(3, 4, 3)",
         "tree.high": "(7, 1, 7)",
-        "tree.shape": "(8, 4, 24)",
+        "tree.shape": "(8, 4, 24); `talon`, `ddd`: (7, 10, 60)",
         "tree.scope": "`request`; preset `paper`: `batch`",
         "tree.min_path_probability": "0.05; `static` or preset `paper`: 0",
         "method": "required",

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from adaptivespec_vllm.config.base import METHOD, ConfigError
 from adaptivespec_vllm.config.explain import explain, key_error, shortened, shown, shown_key
-from adaptivespec_vllm.config.schema import METHOD, AdaptiveSpecConfig, ConfigError
+from adaptivespec_vllm.config.schema import AdaptiveSpecConfig
 
 MAX_SHOWN_PATH = 240
 """Characters of a path that is repeated in full; a longer one is not a path that anybody can use."""
@@ -53,10 +54,11 @@ def load(
 
 def resolve(options: Mapping[str, Any]) -> AdaptiveSpecConfig:
     """The configuration of a mapping that holds our keys only; ``method`` and ``model`` may be absent."""
+    options = _underscored(options)
     try:
-        config = AdaptiveSpecConfig.model_validate(_underscored(options))
+        config = AdaptiveSpecConfig.model_validate(options)
     except ValidationError as error:
-        raise ConfigError(explain(error)) from None
+        raise ConfigError(explain(error, options)) from None
     model, costs = (path and _home(path) for path in (config.model, config.tree.costs))
     tree = config.tree.model_copy(update={"costs": costs})
     return config.model_copy(update={"num_speculative_tokens": config.max_nodes, "model": model, "tree": tree})

@@ -3,86 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from adaptivespec_vllm.types import MAX_TREE_NODES, TreeShape
-
-METHOD: Final = "adaptivespec"
-"""The value of ``method`` that asks for this package."""
-
-MAX_EXPANDED_NODES = 63
-"""Nodes that the head can expand in one step below the first level: ``width * (depth - 1)`` stays within it."""
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used: names the key, what was given and what is allowed."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from adaptivespec_vllm.config.base import METHOD, ConfigError, Section
+from adaptivespec_vllm.config.lossy import LossyConfig, MarginConfig, RuleSection, rule_keys
+from adaptivespec_vllm.config.tree import (
+    MAX_EXPANDED_NODES,
+    AdaptiveTree,
+    Tree,
+    TreeConfig,
+    capacity,
+    shape_faults,
+    tree_keys,
+)
+from adaptivespec_vllm.registry import POLICIES
+from adaptivespec_vllm.types import MAX_TREE_NODES
 
 
-class ShapeConfig(_Section):
-    """Bounds of one draft tree."""
-
-    depth: int = Field(ge=1, le=MAX_TREE_NODES, description="Levels of draft nodes below the root.")
-    width: int = Field(
-        ge=1,
-        le=MAX_TREE_NODES,
-        description="Nodes of a level that are expanded, and children that each of them proposes.",
-    )
-    nodes: int = Field(ge=1, le=MAX_TREE_NODES, description="Draft nodes kept in all; the root is never counted.")
-
-    def tree_shape(self) -> TreeShape:
-        """The same three numbers as the hand-over type."""
-        return TreeShape(self.depth, self.width, self.nodes)
-
-    def capacity(self) -> int:
-        """Most nodes that such a tree can propose: ``width`` on level 1, ``width ** 2`` on each deeper one."""
-        return _capacity(self.depth, self.width)
-
-
-class TreeConfig(_Section):
-    """Which tree is drafted in a step."""
-
-    policy: Literal["cost-aware", "adaptive", "static"] = Field(
-        default="cost-aware",
-        description="`cost-aware` drafts what gains more tokens than its time is worth; `adaptive` moves between `low` "
-        "and `high` with the signal; `static` always asks for `shape`.",
-    )
-    scope: Literal["request", "batch"] = Field(
-        default="request",
-        description="`request` chooses a shape for each request; `batch` one shape for all, from the mean signal; only "
-        "with `adaptive`.",
-    )
-    low: ShapeConfig | None = Field(
-        default=None, description="Shape at no confidence (shallow, wide); only with `adaptive`."
-    )
-    high: ShapeConfig | None = Field(
-        default=None, description="Shape at full confidence (deep, narrow); only with `adaptive`."
-    )
-    shape: ShapeConfig | None = Field(
-        default=None,
-        description="The largest tree of `cost-aware`; the one shape of `static`, required there; not with `adaptive`.",
-    )
-    costs: str | None = Field(
-        default=None,
-        min_length=1,
-        description="File of what a step costs here (JSON), see below; null is measured at start. Only with "
-        "`cost-aware`.",
-    )
-    min_path_probability: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="Draft nodes whose path probability (product of draft probabilities from the root) is below this "
-        "are dropped before they are verified; not with `cost-aware`.",
-    )
-
-
-class SignalConfig(_Section):
+class SignalConfig(Section):
     """How confident a request looks: draft confidence times rolling acceptance."""
 
     alpha: float = Field(
@@ -104,26 +44,8 @@ class SignalConfig(_Section):
     )
 
 
-class MarginConfig(_Section):
-    """The lossy margin rule; without this section verification is lossless."""
-
-    kappa: float = Field(
-        default=0.2,
-        gt=0,
-        le=1,
-        description="A draft token that is not the target's choice is accepted when its probability is at least "
-        "`kappa` times that of the target's choice; 1 is lossless.",
-    )
-    max_promotions_per_step: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_TREE_NODES,
-        description="Most such acceptances of one request in one step; null is no limit.",
-    )
-
-
-class GuardConfig(_Section):
-    """When the margin rule is switched off for a request."""
+class GuardConfig(Section):
+    """When a lossy rule is switched off for a request."""
 
     min_acceptance: float = Field(
         default=0.0, ge=0, le=1, description="Rolling acceptance below which a request is verified strictly."
@@ -136,7 +58,7 @@ class GuardConfig(_Section):
     )
 
 
-class RequestsConfig(_Section):
+class RequestsConfig(Section):
     """What a request may change for itself; see ``docs/requests.md``."""
 
     overrides: bool = Field(
@@ -152,22 +74,11 @@ class RequestsConfig(_Section):
 
 Preset = Literal["default", "paper"]
 
-_PRESET_SHAPES: dict[str, dict[str, dict[str, int]]] = {
-    "cost-aware": {"shape": {"depth": 8, "width": 4, "nodes": 24}},
-    "adaptive": {"low": {"depth": 3, "width": 4, "nodes": 3}, "high": {"depth": 7, "width": 1, "nodes": 7}},
-    "static": {},
-}
-_KEYS_OF_POLICY: dict[str, tuple[str, ...]] = {
-    "cost-aware": ("shape", "costs"),
-    "adaptive": ("scope", "low", "high", "min_path_probability"),
-    "static": ("shape", "scope", "min_path_probability"),
-}
-"""Keys of ``tree`` that mean something to each policy (``scope`` of ``static``: whatever it is, the shape is one)."""
 _PRESET_SCOPE: dict[str, str] = {"default": "request", "paper": "batch"}
 _PRESET_PRUNING: dict[str, float] = {"default": 0.05, "paper": 0.0}
 
 
-class AdaptiveSpecConfig(_Section):
+class AdaptiveSpecConfig(Section):
     """All settings of the method, resolved."""
 
     method: Literal["adaptivespec"] = Field(default=METHOD, description="Asks for this method.")
@@ -188,14 +99,17 @@ class AdaptiveSpecConfig(_Section):
         description="Cap on draft nodes of a request in a step, the root not counted; null is the largest `nodes` of "
         "the configured shapes. Shapes that come from a preset are cut to it.",
     )
-    tree: TreeConfig = Field(default_factory=TreeConfig, description="Which tree is drafted.")
+    tree: Tree = Field(default_factory=TreeConfig, description="Which tree is drafted.")
     signal: SignalConfig = Field(default_factory=SignalConfig, description="How confident a request looks.")
     margin: MarginConfig | None = Field(
         default=None, description="The lossy rule; absent or null is lossless, `{}` is the rule at its defaults."
     )
+    rule: RuleSection = Field(
+        default=None, description="A lossy rule of another method, in the place of `margin`; absent or null is none."
+    )
     guard: GuardConfig = Field(
         default_factory=GuardConfig,
-        description="When the margin rule stops; without `margin` it has nothing to stop.",
+        description="When a lossy rule stops; without `margin` or `rule` it has nothing to stop.",
     )
     requests: RequestsConfig = Field(
         default_factory=RequestsConfig, description="What a request may change for itself."
@@ -221,38 +135,40 @@ class AdaptiveSpecConfig(_Section):
         """Cap on draft nodes of a request in a step."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        return max(shape.nodes for _, shape in _shapes(self.tree))
+        return max(shape.nodes for _, shape in self.tree.bounds())
 
     @property
     def max_depth(self) -> int:
         """Levels of the deepest tree that can be asked for."""
-        return max(shape.depth for _, shape in _shapes(self.tree))
+        return max(shape.depth for _, shape in self.tree.bounds())
 
     @property
     def max_width(self) -> int:
         """Width of the widest tree that can be asked for."""
-        return max(shape.width for _, shape in _shapes(self.tree))
+        return max(shape.width for _, shape in self.tree.bounds())
+
+    @property
+    def lossy(self) -> LossyConfig | None:
+        """The lossy rule, whichever it is; None is strict."""
+        return self.rule if self.rule is not None else self.margin
 
     @property
     def lossless(self) -> bool:
         """Whether only the target's own choices are accepted."""
-        return self.margin is None or self.margin.kappa == 1.0
+        return self.lossy is None or self.lossy.lossless
 
     @property
     def verification(self) -> str:
         """What is accepted, in a sentence for people."""
-        if self.margin is None or self.lossless:
+        if self.lossy is None or self.lossless:
             return "lossless: only the target's own choices are accepted"
-        return (
-            f"lossy: a draft token is accepted from {self.margin.kappa} times the probability of the target's choice; "
-            "the text differs from plain decoding"
-        )
+        return f"lossy: {self.lossy.says}; the text differs from plain decoding"
 
     def to_resolved_dict(self) -> dict[str, Any]:
         """Every key with the value it has in the end, ready for JSON and for :func:`resolve`."""
         resolved = self.model_dump(mode="json")
         resolved["num_speculative_tokens"] = self.max_nodes
-        used = ("policy", *_KEYS_OF_POLICY[self.tree.policy])
+        used = ("policy", *self.tree.keys)
         resolved["tree"] = {key: value for key, value in resolved["tree"].items() if key in used}
         return resolved
 
@@ -265,30 +181,39 @@ def _with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     if preset not in list(_PRESET_SCOPE) or not isinstance(tree, Mapping):
         return filled  # validation names the fault
     policy = tree.get("policy", _policy_meant(preset, tree))
-    if policy not in list(_KEYS_OF_POLICY):
+    if policy not in POLICIES:
         return filled
-    allowed = _KEYS_OF_POLICY[policy]
+    keys = tree_keys(policy)
     for name in TreeConfig.model_fields:
-        if name not in ("policy", *allowed) and tree.get(name) is not None:
+        if name not in ("policy", *keys.keys) and tree.get(name) is not None:
             raise ConfigError(
-                f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {', '.join(allowed)}"
+                f"tree.{name}: not allowed with tree.policy {policy!r}; allowed there: {', '.join(keys.keys)}"
             )
     merged: dict[str, Any] = {"policy": policy}
     if policy == "adaptive":
         merged |= {"scope": _PRESET_SCOPE[preset], "min_path_probability": _PRESET_PRUNING[preset]}
     merged |= tree
-    for name, values in _PRESET_SHAPES[policy].items():
+    chain = _verifies_chains(options)
+    for name, values in keys.shapes.items():
         explicit = tree.get(name, {})
         if name == "shape" and explicit is None:
             explicit = {}  # null is its default
+        if chain:
+            values = {"depth": values["depth"], "width": 1, "nodes": values["depth"]}
         merged[name] = _preset_shape(values, explicit, options.get("num_speculative_tokens"))
     filled["tree"] = merged
     return filled
 
 
+def _verifies_chains(options: Mapping[str, Any]) -> bool:
+    """Whether the lossy rule that is asked for takes no trees, so that a shape that is not written out is a chain."""
+    rule = options.get("rule")
+    return isinstance(rule, Mapping) and rule_keys(rule.get("name")).chains_only
+
+
 def _policy_meant(preset: str, tree: Mapping[str, Any]) -> str:
     """The policy where none is written: the one that a key which is written belongs to."""
-    adaptive = preset == "paper" or any(key in tree for key in _KEYS_OF_POLICY["adaptive"])
+    adaptive = preset == "paper" or any(key in tree for key in AdaptiveTree.keys)
     return "adaptive" if adaptive else "cost-aware"
 
 
@@ -305,51 +230,28 @@ def _preset_shape(preset: Mapping[str, int], explicit: Any, cap: Any) -> Any:
         if "width" not in explicit and shape["depth"] > 1:
             shape["width"] = max(1, min(shape["width"], MAX_EXPANDED_NODES // (shape["depth"] - 1)))
         if "nodes" not in explicit:
-            shape["nodes"] = min(shape["nodes"], _capacity(shape["depth"], shape["width"]))
+            shape["nodes"] = min(shape["nodes"], capacity(shape["depth"], shape["width"]))
     return shape
 
 
-def _capacity(depth: int, width: int) -> int:
-    return width + (depth - 1) * width**2
-
-
-def _shapes(tree: TreeConfig) -> list[tuple[str, ShapeConfig]]:
-    named = [("tree.low", tree.low), ("tree.high", tree.high), ("tree.shape", tree.shape)]
-    return [(path, shape) for path, shape in named if shape is not None]
-
-
 def _contradictions(config: AdaptiveSpecConfig) -> Iterator[str]:
-    yield from _missing_shapes(config.tree)
+    yield from config.tree.faults()
     cap = config.num_speculative_tokens
-    for path, shape in _shapes(config.tree):
+    for path, shape in config.tree.bounds():
         if cap is not None and shape.nodes > cap:
-            yield f"{path}.nodes: got {shape.nodes}, above num_speculative_tokens; allowed: at most {cap}"
+            key = path if path == "tree.lengths" else f"{path}.nodes"
+            yield f"{key}: got {shape.nodes}, above num_speculative_tokens; allowed: at most {cap}"
         yield from shape_faults(path, shape)
+    yield from _rule_faults(config)
 
 
-def shape_faults(path: str, shape: ShapeConfig) -> Iterator[str]:
-    """What makes the three numbers contradict each other, each in a sentence that names its key."""
-    if shape.nodes < shape.depth:
-        yield (
-            f"{path}.nodes: got {shape.nodes}, fewer than the {shape.depth} levels of {path}.depth; "
-            f"allowed: at least {shape.depth}"
-        )
-    if shape.nodes > shape.capacity():
-        yield (
-            f"{path}.nodes: got {shape.nodes}, more than depth {shape.depth} and width {shape.width} can hold; "
-            f"allowed: at most {shape.capacity()}"
-        )
-    if shape.width * (shape.depth - 1) > MAX_EXPANDED_NODES:
-        widest = MAX_EXPANDED_NODES // (shape.depth - 1)
-        yield (
-            f"{path}.width: got {shape.width}, too many nodes to expand at depth {shape.depth}; "
-            f"allowed: at most {widest} (width * (depth - 1) <= {MAX_EXPANDED_NODES})"
-        )
-
-
-def _missing_shapes(tree: TreeConfig) -> Iterator[str]:
-    for name in ("low", "high") if tree.policy == "adaptive" else ("shape",):
-        if getattr(tree, name) is None:
-            yield (
-                f"tree.{name}: missing; tree.policy {tree.policy!r} needs an object with the keys depth, width, nodes"
-            )
+def _rule_faults(config: AdaptiveSpecConfig) -> Iterator[str]:
+    rule = config.rule
+    if rule is None:
+        return
+    if config.margin is not None:
+        yield f"margin: not allowed with rule {rule.name!r}; allowed: one of the two"
+    for path, shape in config.tree.bounds():
+        if rule.chains_only and shape.width > 1:
+            yield f"{path}.width: got {shape.width}; rule {rule.name!r} verifies chains only; allowed: 1"
+    yield from rule.faults(config.max_depth)

@@ -61,6 +61,9 @@ class DraftHead(Protocol):
 class Steering(Protocol):
     """What the expansion asks a policy; shapes as in ``policy.base.Drafting``."""
 
+    beam: int | None
+    """Nodes that are expanded at most, on one level or on all of them; None is the width of the shape on each level."""
+
     def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
         """What each candidate of a level is worth given its parent."""
 
@@ -86,8 +89,11 @@ class _Growth:
     ancestors: list[int] = field(default_factory=list)
 
 
-def scratch_rows_needed(shapes: Sequence[TreeShape]) -> int:
-    """Expanded nodes that the largest of the shapes can hold: every level but the last, at most ``width`` each."""
+def scratch_rows_needed(shapes: Sequence[TreeShape], beam: int | None = None) -> int:
+    """Expanded nodes that the largest of the shapes can hold: every level but the last, at most ``width`` each, or with
+    a beam at most so many in all."""
+    if beam is not None:
+        return max((min(beam, beam * (s.depth - 1)) for s in shapes if s.nodes), default=0)
     return max((min(s.width, s.nodes) * (s.depth - 1) for s in shapes if s.nodes), default=0)
 
 
@@ -116,7 +122,7 @@ def expand_trees(
 
     """
     growths = [
-        _Growth(CandidatePool(shape), {ROOT: b}) if shape.nodes and shape.depth else None
+        _Growth(CandidatePool(shape, steering.beam), {ROOT: b}) if shape.nodes and shape.depth else None
         for b, shape in enumerate(shapes)
     ]
     width = max((s.width for s in shapes), default=0)

@@ -20,11 +20,13 @@ class CandidatePool:
 
     Args:
         shape: bounds of the tree.
+        beam: nodes of a level that may be expanded at most; None is the shape's width.
 
     """
 
-    def __init__(self, shape: TreeShape) -> None:
+    def __init__(self, shape: TreeShape, beam: int | None = None) -> None:
         self.shape = shape
+        self._beam = beam or shape.width
         self.depth = 0
         self._values = np.empty(0, dtype=np.float32)
         self._log_probs = np.empty(0, dtype=np.float32)
@@ -67,7 +69,7 @@ class CandidatePool:
 
         if self.depth >= self.shape.depth:
             return np.empty(0, dtype=np.int64)
-        best = first + np.argsort(-flat, kind="stable")[: self.shape.width]
+        best = first + np.argsort(-flat, kind="stable")[: self._beam]
         return best[np.isin(best, self.ranked)]
 
     def values_of(self, indices: np.ndarray) -> np.ndarray:

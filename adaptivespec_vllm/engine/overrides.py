@@ -12,6 +12,7 @@ from typing import Any
 from adaptivespec_vllm.config import (
     METHOD,
     AdaptiveSpecConfig,
+    LossyConfig,
     MarginConfig,
     ShapeConfig,
     key_error,
@@ -39,13 +40,13 @@ class Overrides:
     """How one request is drafted and verified.
 
     Attributes:
-        margin: its margin rule, that of the server unless the request has another; None is strict.
+        margin: its lossy rule, that of the server unless the request has another; None is strict.
         shape: its largest tree, in the place of the policy's; None is the policy's.
         max_nodes: cap on its draft nodes in a step; 0 drafts nothing, None is no cap but the server's.
 
     """
 
-    margin: MarginConfig | None
+    margin: LossyConfig | None
     shape: TreeShape | None = None
     max_nodes: int | None = None
 
@@ -76,14 +77,21 @@ def overrides_of(extra_args: Mapping[str, Any] | None, settings: AdaptiveSpecCon
         if key not in KEYS:
             raise key_error(key, KEYS)
     return Overrides(
-        margin=_margin(given[MARGIN], settings) if MARGIN in given else settings.margin,
+        margin=_margin(given[MARGIN], settings) if MARGIN in given else settings.lossy,
         shape=_shape(given[SHAPE], settings) if SHAPE in given else None,
         max_nodes=_max_nodes(given[MAX_NODES], settings.max_nodes) if MAX_NODES in given else None,
     )
 
 
-def _margin(value: Any, settings: AdaptiveSpecConfig) -> MarginConfig | None:
+def _margin(value: Any, settings: AdaptiveSpecConfig) -> LossyConfig | None:
     """0 and 'off' are strict; any other value is a kappa, and larger is stricter."""
+    if settings.rule is not None:
+        if value == "off" or (value in (0, 1) and not isinstance(value, bool)):
+            return None
+        name = settings.rule.name
+        raise OverrideError(
+            MARGIN, value, f"0, 1 or 'off' for strict, because this server's rule {name!r} has no kappa"
+        )
     least = 1.0 if settings.margin is None else settings.margin.kappa
     if settings.requests.looser_margin:
         allowed = "0 or 'off' for strict, or a kappa above 0 and at most 1"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.registry import POLICIES
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.policy.base import TreePolicy
@@ -25,17 +26,8 @@ def make_policy(config: AdaptiveSpecConfig, costs: Costs | None = None) -> TreeP
         ConfigError: the file of costs cannot be used.
 
     """
-    if config.tree.policy == "static":
-        from adaptivespec_vllm.policy.static import StaticPolicy
-
-        return StaticPolicy(config)
-    if config.tree.policy == "adaptive":
-        from adaptivespec_vllm.policy.adaptive import AdaptivePolicy
-
-        return AdaptivePolicy(config)
-    from adaptivespec_vllm.policy.cost_aware import CostAwarePolicy
-
-    return CostAwarePolicy(config, costs)
+    policy: TreePolicy = POLICIES.load(config.tree.policy).make(config, costs)
+    return policy
 
 
 def replay(events: Iterable[Event], config: AdaptiveSpecConfig) -> list[Mismatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig, AdaptiveTree
 from adaptivespec_vllm.policy.shape import interpolate
 from adaptivespec_vllm.policy.shaped import Decision, ShapedPolicy
 from adaptivespec_vllm.policy.signal import confidence_signal, strength
@@ -18,6 +18,8 @@ class AdaptivePolicy(ShapedPolicy):
     A request whose breaker is open has signal 0. With scope ``batch`` all requests of a step get the shape of their
     mean signal, so a batch of one is the same in both scopes.
     """
+
+    Tree = AdaptiveTree
 
     def __init__(self, config: AdaptiveSpecConfig) -> None:
         super().__init__(config)

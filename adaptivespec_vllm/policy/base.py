@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig, TreeConfig
 from adaptivespec_vllm.policy import signal as signals_
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
@@ -35,10 +35,13 @@ class Drafting(ABC):
         drafts: ``[B]`` which requests draft at all. The others need no pass of the head.
         reasons: plain numbers behind the decisions so far, by name; for the log.
         seconds: modelled time of the head in this step, so far; of a policy that knows costs.
+        beam: nodes that are expanded at most, on one level or on all of them; None is the width of the shape on each
+            level.
 
     """
 
     seconds: float = 0.0
+    beam: int | None = None
 
     def __init__(self, drafts: list[bool]) -> None:
         self.drafts = drafts
@@ -99,6 +102,9 @@ class NoDrafting(Drafting):
 class TreePolicy(ABC):
     """Decides how much is drafted; see the module's own text."""
 
+    Tree: ClassVar[type[TreeConfig]]
+    """The keys of ``tree`` in the configuration."""
+
     costs: Costs | None = None
     """What a step costs here; None for a policy that does not ask."""
 
@@ -106,6 +112,11 @@ class TreePolicy(ABC):
         self.config = config
         self.signals: dict[str, RequestSignal] = {}
         """Rolling state, by request."""
+
+    @classmethod
+    def make(cls, config: AdaptiveSpecConfig, costs: Costs | None) -> TreePolicy:
+        """The policy of a configuration; ``costs`` as in :func:`policy.make_policy`."""
+        return cls(config)
 
     def signal(self, request: str) -> RequestSignal:
         """The rolling state of a request, which begins with the first question."""

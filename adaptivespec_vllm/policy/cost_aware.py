@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig, CostAwareTree
 from adaptivespec_vllm.policy import choice
 from adaptivespec_vllm.policy.base import Drafting, TreePolicy
 from adaptivespec_vllm.policy.costs import UNMEASURED, Costs
@@ -78,6 +78,8 @@ class CostSignal(RequestSignal):
 class CostAwarePolicy(TreePolicy):
     """Maximises tokens a second from measured costs and learnt acceptance; ``tree.shape`` is the largest tree."""
 
+    Tree = CostAwareTree
+
     def __init__(self, config: AdaptiveSpecConfig, costs: Costs | None = None) -> None:
         super().__init__(config)
         assert config.tree.shape is not None
@@ -89,6 +91,10 @@ class CostAwarePolicy(TreePolicy):
         self.credit = PROBE_CREDIT
         """Time left for probes, in steps of plain decoding."""
         self._drafting: _CostAware | None = None
+
+    @classmethod
+    def make(cls, config: AdaptiveSpecConfig, costs: Costs | None) -> CostAwarePolicy:
+        return cls(config, costs)
 
     def new_signal(self) -> CostSignal:
         return CostSignal(acceptance=self.config.signal.initial)

@@ -80,6 +80,7 @@ class _RecordedDrafting(Drafting):
         self._record = record
         self.drafts = drafting.drafts
         self.reasons = drafting.reasons
+        self.beam = drafting.beam
 
     @property
     def seconds(self) -> float:  # type: ignore[override]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adaptivespec_vllm.config import AdaptiveSpecConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig, StaticTree
 from adaptivespec_vllm.policy.shape import bounded
 from adaptivespec_vllm.policy.shaped import Decision, ShapedPolicy
 from adaptivespec_vllm.policy.signal import confidence_signal
@@ -13,6 +13,8 @@ from adaptivespec_vllm.types import RequestSignal
 
 class StaticPolicy(ShapedPolicy):
     """Always ``tree.shape``; signals are still kept, for the margin guard and the log."""
+
+    Tree = StaticTree
 
     def __init__(self, config: AdaptiveSpecConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""What the margin rule may do in a step, from per-request settings to the tensors of the walk."""
+"""What a lossy rule may do in a step, from per-request settings to the tensors of the walk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from adaptivespec_vllm.types import MarginLimits
 
 @dataclass(frozen=True, slots=True)
 class RequestMargin:
-    """The margin rule for one request in this step.
+    """What a lossy rule may do for one request in this step.
 
     Attributes:
-        max_log_ratio: ln(1 / kappa), nats.
+        max_log_ratio: nats that one promotion may give up: ln(1 / kappa), inf with a rule of another method.
         max_promotions: promotions allowed in this step, None = no limit.
         max_regret: nats that promotions of this step may give up in all.
         protected: token ids never promoted to, and never promoted away from (EOS and stop tokens).

@@ -8,16 +8,37 @@ exactly a draw of plain decoding (penalties, bans and noise see the tokens accep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from adaptivespec_vllm.rules import Rule
 from adaptivespec_vllm.types import DraftTree, VerifyResult
 from adaptivespec_vllm.verify.limits import RequestMargin
 
 SampleStep = Callable[[torch.Tensor, list[bool], list[list[int]]], tuple[list[int], torch.Tensor]]
 """(logits ``[B, V]`` (own copy), which requests still walk, tokens accepted so far) -> (token per request,
 logits of the distribution each was drawn from ``[B, V]``)."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A promotion that stands only once the tokens behind it turn out to be exact; what the walk goes back to if not.
+
+    Attributes:
+        path: accepted nodes before it.
+        token: the target's choice in its place.
+        regret: nats given up before it.
+        missing: exact tokens still to come.
+
+    """
+
+    path: int
+    token: int
+    regret: float
+    missing: int
 
 
 class StepwiseWalk:
@@ -28,6 +49,7 @@ class StepwiseWalk:
         first_rows: row of each root among the logits.
         margins: per request, ``None`` = strict.
         active: requests to walk; the others (partial prefills) draw nothing and emit nothing of meaning.
+        rule: of another method: which tokens may be promoted, within ``margins``; ``None`` is any.
 
     """
 
@@ -37,11 +59,14 @@ class StepwiseWalk:
         first_rows: Sequence[int],
         margins: Sequence[RequestMargin | None],
         active: Sequence[bool],
+        rule: Rule | None = None,
     ) -> None:
         self._trees = trees
         self._first_rows = first_rows
         self._margins = margins
+        self._rule = rule
         self._walking = list(active)
+        self._trials: list[_Trial | None] = [None] * len(trees)
         self._path: list[list[int]] = [[] for _ in trees]
         self._emitted: list[list[int]] = [[] for _ in trees]
         self._children = [_children(tree) for tree in trees]
@@ -79,16 +104,41 @@ class StepwiseWalk:
         at = self._path[b][-1] if self._path[b] else 0
         children = self._children[b].get(at, [])
         tokens = self._trees[b].tokens
-        for child in children:
-            if tokens[child - 1] == token:
-                self._move(b, child)
-                return
+        exact = next((child for child in children if tokens[child - 1] == token), None)
+        if exact is not None:
+            self._move(b, exact)
+            self._count_down(b)
+            return
+        if self._trials[b] is not None:
+            self._take_back(b)
+            return
         promoted = self._promote(b, token, children, distribution) if children else None
         if promoted is not None:
             self._move(b, promoted)
             return
+        self._stop(b, token)
+
+    def _stop(self, b: int, token: int) -> None:
         self._next[b] = token
         self._walking[b] = False
+
+    def _count_down(self, b: int) -> None:
+        """A trial has one exact token more behind it."""
+        trial = self._trials[b]
+        if trial is not None:
+            trial.missing -= 1
+            if not trial.missing:
+                self._trials[b] = None
+
+    def _take_back(self, b: int) -> None:
+        """A trial failed: the walk ends where it began, with the target's choice."""
+        trial = self._trials[b]
+        assert trial is not None
+        del self._path[b][trial.path :], self._emitted[b][trial.path :]
+        self._promotions[b] -= 1
+        self._regrets[b] = trial.regret
+        self._trials[b] = None
+        self._stop(b, trial.token)
 
     def _move(self, b: int, node: int) -> None:
         self._path[b].append(node)
@@ -102,14 +152,21 @@ class StepwiseWalk:
             return None
         tokens = self._trees[b].tokens
         open_children = [c for c in children if tokens[c - 1] >= 0 and tokens[c - 1] not in margin.protected]
+        row = distribution[b]
+        proposals = torch.tensor([tokens[c - 1] for c in open_children], dtype=torch.int64)
+        if self._rule is not None and open_children:
+            acceptable = self._rule.acceptable(row[None], torch.zeros_like(proposals), proposals)
+            open_children = [c for c, a in zip(open_children, acceptable.tolist(), strict=True) if a]
+            proposals = proposals[acceptable]
         if not open_children:
             return None
-        row = distribution[b]
-        scores = row[torch.tensor([tokens[c - 1] for c in open_children])]
+        scores = row[proposals]
         best = int(scores.argmax())
         loss = float(row.max() - scores[best])
-        if not loss <= margin.max_log_ratio or self._regrets[b] + loss > margin.max_regret:
+        if not (loss <= margin.max_log_ratio and math.isfinite(loss)) or self._regrets[b] + loss > margin.max_regret:
             return None
+        if self._rule is not None and self._rule.window:
+            self._trials[b] = _Trial(len(self._path[b]), token, self._regrets[b], self._rule.window)
         self._promotions[b] += 1
         self._regrets[b] += loss
         return open_children[best]

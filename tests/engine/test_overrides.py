@@ -54,6 +54,17 @@ def test_a_looser_margin_where_the_server_allows_it() -> None:
     assert read(settings(requests={"looser_margin": True}), margin=0.1).margin == MarginConfig(kappa=0.1)
 
 
+@pytest.mark.parametrize("name", ["mars", "fly", "typical"])
+def test_another_rule_can_only_be_left(name: str) -> None:
+    config = settings(rule={"name": name})
+    assert overrides_of(None, config).margin == config.rule
+    for value in (0, 1, 0.0, "off"):
+        assert read(config, margin=value).margin is None
+    for value in (0.5, True, "on", None, 2):
+        with pytest.raises(ValueError, match=rf"adaptivespec_margin: .*0, 1 or 'off'.*'{name}' has no kappa"):
+            read(config, margin=value)
+
+
 @pytest.mark.parametrize(
     ("config", "key", "value", "allowed"),
     [

@@ -145,7 +145,7 @@ def test_bad_input_is_one_sentence(
 def test_a_model_that_cannot_be_read_is_bad_input() -> None:
     with (
         pytest.raises(BadInput, match=r'^--model: got "org/x"; allowed: a model \(OSError: no network\)$'),
-        session._reading("--model", "org/x", "a model"),
+        session.reading("--model", "org/x", "a model"),
     ):
         raise OSError("no network")
 

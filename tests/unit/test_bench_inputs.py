@@ -50,12 +50,23 @@ def test_suffixes_add_pruning_and_margin() -> None:
     assert one("default@1").lossless  # a margin of 1 promotes nothing
 
 
+@pytest.mark.parametrize("rule", ["mars", "typical", "fly"])
+def test_a_suffix_may_be_a_rule(rule: str) -> None:
+    arm = one(f"tree:5,1,5@{rule}")
+    assert arm.speculative["rule"] == {"name": rule}
+    assert (arm.family, arm.lossless) == ("static", False)
+    assert one(f"default@{rule}").lossless is False
+
+
 @pytest.mark.parametrize(
     ("name", "own"),
     [
         ("default", {"preset": "default"}),
         ("paper", {"preset": "paper"}),
         ("adaptive", {"tree": {"policy": "adaptive"}}),
+        ("talon", {"tree": {"policy": "talon"}}),
+        ("ddd", {"tree": {"policy": "ddd"}}),
+        ("sglang-adaptive", {"tree": {"policy": "sglang-adaptive"}}),
         ("paper/0.02", {"preset": "paper", "tree": {"min_path_probability": 0.02}}),
     ],
 )
@@ -101,6 +112,9 @@ def test_the_default_set_compares_like_with_like() -> None:
         ("tree:5,4", '"tree:5,4"'),
         ("tree:5,4,99", "tree.shape.nodes: got 99"),
         ("default@", "a number behind"),
+        ("default@medusa", "a number or a rule behind @"),
+        ("tree:5,4,8@fly", "tree.shape.width: got 4"),
+        ("static", '"static"'),
         ("default@2", "margin.kappa: got 2.0"),
         ("default/1", "tree.min_path_probability: got 1.0"),
         ("config:/nowhere.json", "/nowhere.json: no such file"),

@@ -130,13 +130,48 @@ class TestResolve:
             {"tree": {"scope": "batch"}},
             {"tree": {"policy": "cost-aware", "costs": "costs.json"}, "preset": "paper"},
             {"margin": {}, "num_speculative_tokens": 5},
+            {"rule": {"name": "mars", "theta": 0.8}},
+            {"rule": {"name": "fly"}, "preset": "paper"},
+            {"tree": {"policy": "talon"}, "num_speculative_tokens": 20},
+            {"tree": {"policy": "ddd", "threshold": -2}},
+            {"tree": {"policy": "sglang-adaptive", "lengths": [2, 4]}},
         ):
             config = resolve(options)
             assert resolve(json.loads(json.dumps(config.to_resolved_dict()))) == config
 
-    def test_pickles(self):
-        config = resolve({"margin": {}})
+    @pytest.mark.parametrize("options", [{"margin": {}}, {"rule": {"name": "fly"}}, {"tree": {"policy": "talon"}}])
+    def test_pickles(self, options):
+        config = resolve(options)
         assert pickle.loads(pickle.dumps(config)) == config
+
+    def test_every_key_enters_the_dump(self):
+        rule = {"name": "typical", "epsilon": 0.1, "delta": 0.2, "max_promotions_per_step": 2}
+        dumped = resolve({"rule": rule, "tree": {"policy": "talon", "mu": 0.5}}).model_dump(mode="json")
+        assert dumped["rule"] == rule
+        assert dumped["tree"]["mu"] == 0.5
+
+    def test_a_rule_is_lossy_and_says_what_it_accepts(self):
+        config = resolve({"rule": {"name": "mars", "theta": 0.8}})
+        assert not config.lossless
+        assert config.lossy is config.rule
+        assert config.verification.startswith("lossy: the target's second choice")
+        assert "0.8" in config.verification
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"preset": "paper"}, {"tree": {"policy": "talon"}}, {"tree": {"policy": "ddd"}}]
+    )
+    def test_shapes_that_are_not_written_are_chains_with_fly(self, options):
+        config = resolve({"rule": {"name": "fly"}} | options)
+        assert config.max_width == 1
+        assert all(shape.nodes == shape.depth for _, shape in config.tree.bounds())
+
+    def test_lengths_of_a_chain_bound_the_tree(self):
+        config = resolve({"tree": {"policy": "sglang-adaptive", "lengths": [2, 6]}})
+        assert (config.max_depth, config.max_width, config.max_nodes) == (6, 1, 6)
+
+    def test_a_beam_expands_as_many_nodes_as_are_kept(self):
+        assert resolve({}).tree.expanded_nodes == 28  # 4 on each level but the last
+        assert resolve({"tree": {"policy": "talon"}}).tree.expanded_nodes == 60
 
     def test_direct_construction_fills_the_preset_too(self):
         assert AdaptiveSpecConfig().tree == resolve({}).tree

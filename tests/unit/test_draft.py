@@ -93,6 +93,8 @@ class TestSteering:
     class Half:
         """Expands one node a request and keeps two; values are half of what the draft says."""
 
+        beam = None
+
         def __init__(self) -> None:
             self.calls: list = []
 

@@ -17,20 +17,20 @@ PACKAGE = ROOT / "adaptivespec_vllm"
 NAME = PACKAGE.name
 
 LEVELS = [
-    {"types", "runtime", "chat"},
+    {"types", "registry", "runtime", "chat"},
     {"config"},
-    {"ops"},
+    {"ops", "rules"},
     {"policy", "tree", "draft", "verify", "attention", "kv"},
     {"engine"},
     {"provenance", "screen"},
     {"serve", "check", "demo", "plugin", "training"},
     {"bench"},
-    {"simulate"},
+    {"simulate", "eval"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "check", "demo", "bench", "training", "cli"}
-NO_TORCH = {"policy", "config"}
+MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "check", "demo", "bench", "eval", "training", "cli"}
+NO_TORCH = {"policy", "config", "registry", "rules"}
 MAY_USE_TORCH_OPS = {"ops", "engine"}  # engine: vLLM's own ops
 
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "assets" not in path.parts)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from adaptivespec_vllm.config import MAX_EXPANDED_NODES, resolve
 from adaptivespec_vllm.policy import make_policy, replay
-from adaptivespec_vllm.policy.guard import STRICT, allowance
+from adaptivespec_vllm.policy.guard import STRICT, allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Event, Recorded
 from adaptivespec_vllm.policy.shape import bounded, interpolate
 from adaptivespec_vllm.policy.shaped import ShapedPolicy
@@ -300,6 +300,21 @@ class TestGuard:
         guard = {"max_regret": 2.0}
         assert self.limits(RequestSignal(0.5, regret=0.5), guard=guard).max_regret == 1.5
         assert self.limits(RequestSignal(0.5, regret=2.0), guard=guard).strict
+
+    def test_a_rule_without_a_bound(self):
+        def limits(signal: RequestSignal, **guard: float):
+            config = resolve({"rule": {"name": "typical", "max_promotions_per_step": 3}, "guard": guard})
+            return allowance(config.lossy, config.guard, signal), held_back_by(config.lossy, config.guard, signal)
+
+        allowed, held = limits(RequestSignal(0.5))
+        assert (allowed.max_log_ratio, allowed.max_promotions, allowed.max_regret) == (math.inf, 3, math.inf)
+        assert held is None
+        allowed, held = limits(RequestSignal(0.5, regret=0.5), max_regret=2.0)
+        assert (allowed.max_regret, held) == (1.5, None)
+        allowed, held = limits(RequestSignal(0.5, regret=2.0), max_regret=2.0)
+        assert (allowed.strict, held) == (True, "max_regret")
+        allowed, held = limits(RequestSignal(0.3), min_acceptance=0.4)
+        assert (allowed.strict, held) == (True, "min_acceptance")
 
     def test_regret_adds_up(self):
         policy = make_policy(resolve({}))

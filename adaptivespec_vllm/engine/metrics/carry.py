@@ -41,7 +41,7 @@ class TreeRunnerOutput(ModelRunnerOutput):
 
 @dataclass
 class TreeRequestMetrics(RequestSpecDecodeMetrics):
-    """vLLM's record of a request, with what the margin rule did."""
+    """vLLM's record of a request, with what a lossy rule did."""
 
     num_promoted_tokens: int = 0
     logprob_given_up: float = 0.0

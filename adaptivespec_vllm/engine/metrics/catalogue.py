@@ -107,7 +107,7 @@ METRICS = (
     Metric(
         "promotions",
         "counter",
-        "Accepted draft tokens that were not the target's own choice (margin rule).",
+        "Accepted draft tokens that were not the target's own choice (margin or another lossy rule).",
         "tokens",
         lambda stats: stats.promotions,
     ),
@@ -121,7 +121,7 @@ METRICS = (
     Metric(
         "guard_trips",
         "counter",
-        "Times that a guard began to keep a request from promotions that the margin alone would allow.",
+        "Times that a guard began to keep a request from promotions that the rule alone would allow.",
         "times",
         lambda stats: stats.guard_trips,
         label="guard",

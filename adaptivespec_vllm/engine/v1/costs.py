@@ -127,6 +127,8 @@ def _most_rows(runner: TreeModelRunner) -> int:
 class _Everything:
     """Steers a tree to its full shape."""
 
+    beam = None
+
     def values(self, log_probs: np.ndarray, owners: np.ndarray, depth: int) -> np.ndarray:
         return log_probs
 

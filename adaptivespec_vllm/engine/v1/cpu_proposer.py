@@ -57,7 +57,8 @@ class CPUTreeProposer(TreeProposer):
         shapes = self._shapes(np.exp(log_probs[:, 0].numpy()).tolist(), requests, roots)
         if any(shape.nodes for shape in shapes):
             root_positions = torch.tensor(roots, dtype=torch.int32)
-            self.head.begin(hidden, root_positions, block_table, scratch_rows_needed(shapes))
+            scratch_rows = scratch_rows_needed(shapes, self.runner.drafting.beam)
+            self.head.begin(hidden, root_positions, block_table, scratch_rows)
         forward = self.head.seconds
         trees = expand_trees(self.head, log_probs, tokens, shapes, roots, self.runner.drafting)
         self.runner.stats.seconds["draft/levels/forward"] += self.head.seconds - forward

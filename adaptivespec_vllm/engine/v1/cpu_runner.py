@@ -64,4 +64,4 @@ class CPUTreeModelRunner(TreeModelRunner, CPUModelRunner):
     def verify(self, logits: torch.Tensor, margins: Sequence[RequestMargin | None]) -> VerifyResult:
         """See :class:`TreeModelRunner`."""
         assert self.step is not None
-        return verify_greedy(logits, self.step.batch, margins, self.step.max_depth)
+        return verify_greedy(logits, self.step.batch, margins, self.step.max_depth, self.rule)

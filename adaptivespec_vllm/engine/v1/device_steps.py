@@ -19,7 +19,7 @@ from adaptivespec_vllm.engine.v1.cuda_proposer import CUDATreeProposer
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.transfer import to_device, to_host
 from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
-from adaptivespec_vllm.verify import RequestMargin, margin_limits
+from adaptivespec_vllm.verify import RequestMargin, acceptable_part, margin_limits
 
 
 class DeviceSteps(TreeModelRunner):
@@ -36,9 +36,12 @@ class DeviceSteps(TreeModelRunner):
         step = self.step
         assert step is not None
         limits = margin_limits(margins)
+        trees = TreeBatch(*self._uploaded(step.batch))
+        if self.rule is not None and limits is not None:
+            trees = acceptable_part(logits, trees, self.rule)
         result = ops.walk_trees(
             logits,
-            TreeBatch(*self._uploaded(step.batch)),
+            trees,
             None if limits is None else MarginLimits(*self._uploaded(limits)),
             max_depth=step.max_depth,
         )

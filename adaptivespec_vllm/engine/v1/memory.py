@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from adaptivespec_vllm.config import MAX_EXPANDED_NODES
 from adaptivespec_vllm.engine.v1.first_pass import MOST_PUT_OFF, PUT_OFF_BYTES
 from adaptivespec_vllm.engine.v1.head import MOST_ROWS
 
@@ -82,7 +81,7 @@ def memory_needs(runner: TreeModelRunner) -> MemoryNeeds:
     head_kv = sum(_kv_numbers(layer) for layer in layers if layer in of_head)
 
     row_waiting = head.model.fc_input_size * dtype_bytes + _INT32 + _INT64  # hidden states, token, position
-    scratch_rows = requests * min(settings.max_width * (settings.max_depth - 1), MAX_EXPANDED_NODES)
+    scratch_rows = requests * settings.tree.expanded_nodes
     if drafter.head.is_packed:  # its first passes use the same scratch
         scratch_rows = max(scratch_rows, min(requests * MOST_ROWS, most_rows))
     level_logits = requests * settings.max_width * drafter.head.vocabulary * _FLOAT32

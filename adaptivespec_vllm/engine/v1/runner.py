@@ -40,6 +40,7 @@ from adaptivespec_vllm.policy.base import Drafting, NoDrafting
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.policy.guard import allowance, held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
+from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape, TreeTokens, VerifyResult
 from adaptivespec_vllm.verify import RequestMargin
 
@@ -96,6 +97,7 @@ class TreeModelRunner:
         if self.decision_log is not None:
             self.policy = Recorded(self.policy, self.decision_log.write)
         self.max_width = settings.max_width
+        self.rule = make_rule(settings)
 
     # --- start -------------------------------------------------------------------------------------------------
 
@@ -334,7 +336,7 @@ class TreeModelRunner:
         return (~self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
 
     def margins(self) -> list[RequestMargin | None]:
-        """The margin rule of each request in this step."""
+        """The lossy rule of each request in this step."""
         assert self.step is not None
         return [
             self._margin(req_id) if drafted and len(tree) else None
@@ -350,6 +352,8 @@ class TreeModelRunner:
             return None
         params = self.requests[req_id].sampling_params
         assert params is not None
+        if self.rule is not None and self.rule.window and params.thinking_token_budget is not None:
+            return None  # vLLM counts a token of the budget when it is drawn, and a window is drawn before it stands
         return RequestMargin(
             max_log_ratio=allowed.max_log_ratio,
             max_promotions=allowed.max_promotions,

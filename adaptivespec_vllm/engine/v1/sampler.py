@@ -56,7 +56,8 @@ class TreeRejectionSampler(RejectionSampler):
             if is_plain_greedy(sampling_metadata):
                 step.result = self.runner.verify(logits, margins)
             else:
-                walk = StepwiseWalk(step.trees, step.batch.start[:-1].tolist(), margins, self.runner.sampled_requests())
+                first_rows, active = step.batch.start[:-1].tolist(), self.runner.sampled_requests()
+                walk = StepwiseWalk(step.trees, first_rows, margins, active, self.runner.rule)
                 draw = _Draw(self, sampling_metadata, any(margins))
                 step.result = walk.run(logits, draw)
                 processed = draw.processed
@@ -80,7 +81,8 @@ class TreeRejectionSampler(RejectionSampler):
         batch, columns = tokens.shape
         if self.is_processed_logprobs_mode and processed is not None:
             # One [B, V] distribution an emitted token; the walk of a request may end before others'.
-            stacked = torch.stack([*processed, *[processed[-1]] * (columns - len(processed))], dim=1)
+            # A walk that was taken back has looked further than what it emits.
+            stacked = torch.stack([*processed[:columns], *[processed[-1]] * (columns - len(processed))], dim=1)
             rows = stacked.reshape(batch * columns, -1)
         else:
             paths = step.result.paths[:, : columns - 1].clamp(min=0)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from adaptivespec_vllm import __version__, ops
-from adaptivespec_vllm.config import AdaptiveSpecConfig
-from adaptivespec_vllm.config.schema import ShapeConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig, ShapeConfig
 from adaptivespec_vllm.engine.front_end import REFUSED_PARAMETERS
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
     yield "shapes", f"{_shapes(settings)}; vLLM reserves {settings.max_nodes} KV slots for drafts of a request"
     yield "verification", settings.verification
-    if settings.margin is not None:
+    if settings.lossy is not None:
         yield "guards", _guards(settings)
     yield "attention", runner.describe_attention()
     yield "ops", ops.describe()[runner.device.type]
@@ -54,7 +53,8 @@ def _shapes(settings: AdaptiveSpecConfig) -> str:
     tree = settings.tree
     if tree.policy == "adaptive":
         return f"from {_shape(tree.low)} at no confidence to {_shape(tree.high)} at full, for each {tree.scope}"
-    return f"{'always' if tree.policy == 'static' else 'at most'} {_shape(tree.shape)}"
+    (_, largest), *_ = tree.bounds()
+    return f"{'always' if tree.policy == 'static' else 'at most'} {_shape(largest)}"
 
 
 def _shape(shape: ShapeConfig | None) -> str:

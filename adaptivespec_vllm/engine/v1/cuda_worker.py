@@ -62,7 +62,7 @@ def unsupported(vllm_config: Any) -> Iterator[str]:
             "allowed: NONE, PIECEWISE, FULL_AND_PIECEWISE (taken as PIECEWISE)"
         )
     if vllm_config.speculative_config.adaptivespec.tree.policy == "talon":
-        yield "tree.policy='talon': a beam of its own, which drafting ahead of the host does not follow; allowed: any other"
+        yield "tree.policy='talon': a beam of its own, which drafting ahead does not follow; allowed: any other"
     if vllm_config.parallel_config.use_ubatching:
         yield "enable_dbo=True: a tree's rows belong to one batch; allowed: False"
     if envs.VLLM_USE_BREAKABLE_CUDAGRAPH:

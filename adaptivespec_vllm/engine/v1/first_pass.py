@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from adaptivespec_vllm.engine.v1.transfer import to_device
@@ -42,9 +43,15 @@ class Rows:
         """A view of some rows."""
         return Rows(self.tokens[first:end], self.positions[first:end], self.hidden[first:end])
 
-    def kept(self) -> Rows:
-        """A copy that outlives the step: vLLM writes the next step into the same memory."""
-        return Rows(self.tokens.clone(), self.positions.clone(), self.hidden.clone())
+    def copies(self, spans: Sequence[tuple[int, int]]) -> list[Rows]:
+        """Copies of spans of rows that outlive the step: vLLM writes the next step into the same memory.
+
+        They share theirs, as one copy costs much less than many.
+        """
+        at = to_device(np.concatenate([np.arange(first, end) for first, end in spans]), self.tokens.device)
+        copy = Rows(self.tokens[at], self.positions[at], self.hidden[at])
+        ends = np.cumsum([end - first for first, end in spans]).tolist()
+        return [copy.part(first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
@@ -62,6 +69,10 @@ MOST_PUT_OFF = 64
 
 PUT_OFF_BYTES = 128 << 20
 """More of them may wait while those of all requests take less."""
+
+
+_PARTS = 64
+"""Steps whose rows a request may share with others; then it gets a copy of its own, so that no step's stay for long."""
 
 
 class Backlog:
@@ -101,7 +112,10 @@ class Backlog:
 
     def put(self, request: str, rows: Rows, end: int) -> None:
         """Put rows off, behind those that wait already; ``end`` is the position behind the last of them."""
-        self.parts.setdefault(request, []).append(rows.kept())
+        parts = self.parts.setdefault(request, [])
+        if len(parts) > _PARTS:
+            parts[:] = [Rows.joined(parts)]
+        parts.append(rows)
         first, _ = self._spans.get(request, (end - len(rows), end))
         self._spans[request] = first, end
         self._bytes += rows.nbytes

@@ -111,21 +111,22 @@ class TreeProposer(EagleProposer):
         requests = self.runner.input_batch.req_ids
         rows = Rows(kwargs["target_token_ids"], kwargs["target_positions"], kwargs["target_hidden_states"])
         starts = common.query_start_loc_cpu.tolist()
-        own = [rows.part(first, end) for first, end in itertools.pairwise(starts)]
-        positions = [root - len(part) for root, part in zip(roots, own, strict=True)]
+        spans = list(itertools.pairwise(starts))
+        positions = [root - (end - first) for root, (first, end) in zip(roots, spans, strict=True)]
         waiting = [self.backlog.waiting(request, at) for request, at in zip(requests, positions, strict=True)]
-        lengths = [len(part) + more for part, more in zip(own, waiting, strict=True)]
+        lengths = [end - first + more for (first, end), more in zip(spans, waiting, strict=True)]
         self._chosen = self._choose(lengths, self.runner.begin_drafting(lengths))
 
         if len(self._chosen) < len(requests):
-            for b in set(range(len(requests))).difference(self._chosen):
-                self.backlog.put(requests[b], own[b], roots[b])
+            others = sorted(set(range(len(requests))).difference(self._chosen))
+            for b, copy in zip(others, rows.copies([spans[b] for b in others]), strict=True):
+                self.backlog.put(requests[b], copy, roots[b])
         elif not any(waiting):
             self._pass(rows, kwargs)
             return
         if not self._chosen:
             return
-        whole = [Rows.joined([*self.backlog.take(requests[b]), own[b]]) for b in self._chosen]
+        whole = [Rows.joined([*self.backlog.take(requests[b]), rows.part(*spans[b])]) for b in self._chosen]
         block_size = self.runner.input_batch.block_table.block_tables[self.kv_cache_gid].block_size
         table = common.block_table_tensor
         slots = [slots_of(part.positions, table[b], block_size) for b, part in zip(self._chosen, whole, strict=True)]

@@ -72,8 +72,9 @@ def test_vllms_classes_come_after_ours() -> None:
     assert order.index(TreeModelRunner) < order.index(GPUModelRunner)
 
 
-def config(mode: CUDAGraphMode | None, ubatching: bool = False) -> Any:
+def config(mode: CUDAGraphMode | None, ubatching: bool = False, policy: str = "static") -> Any:
     return SimpleNamespace(
+        speculative_config=SimpleNamespace(adaptivespec=SimpleNamespace(tree=SimpleNamespace(policy=policy))),
         compilation_config=SimpleNamespace(cudagraph_mode=mode),
         parallel_config=SimpleNamespace(use_ubatching=ubatching),
     )
@@ -98,6 +99,8 @@ def test_graphs_that_hold_attention_are_refused(mode: CUDAGraphMode) -> None:
 def test_other_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     (reason,) = cuda_worker.unsupported(config(CUDAGraphMode.PIECEWISE, ubatching=True))
     assert reason.startswith("enable_dbo=True: ")
+    (reason,) = cuda_worker.unsupported(config(CUDAGraphMode.PIECEWISE, policy="talon"))
+    assert reason.startswith("tree.policy='talon': ")
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
     (reason,) = cuda_worker.unsupported(config(CUDAGraphMode.PIECEWISE))
     assert reason.startswith("VLLM_USE_BREAKABLE_CUDAGRAPH=1: ")

@@ -45,6 +45,7 @@ from adaptivespec_vllm.engine.v1.faults import DraftFaults
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.step import match_trees
 from adaptivespec_vllm.policy import make_policy
+from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import DraftTree, VerifyResult
 
 META = torch.device("meta")
@@ -267,6 +268,7 @@ def walked(attention: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
     )
     walker.policy, walker.costs, walker.max_width = make_policy(walker.settings), None, 3
+    walker.rule = make_rule(walker.settings)
     walker.stats, walker.faults, walker.pending, walker.checks = WorkerStats(), DraftFaults(2), {}, False
     walker.compilation_config = SimpleNamespace(static_forward_context={"target": target, "head": head_layer})
     walker.positions = meta(MOST_ROWS, dtype=torch.int64)

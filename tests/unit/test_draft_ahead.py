@@ -17,6 +17,8 @@ from adaptivespec_vllm.types import NO_TREE, TreeShape
 class Everything:
     """Steers a tree to its full shape."""
 
+    beam = None
+
     def values(self, log_probs, owners, depth):
         return log_probs
 

@@ -45,7 +45,7 @@ class Watched:
         backlog, drafter, head = runner.drafter.backlog, runner.drafter, runner.drafter.head
         self._after(patch, runner, "_model_forward", self._forward)
         self._before(patch, runner.rejection_sampler, "forward", lambda _, __, logits, *___: self.see("logits", logits))
-        self._before(patch, drafter, "_run_first_pass", lambda **kw: self.see("first", kw["target_hidden_states"]))
+        self._before(patch, drafter, "_run_first_pass", lambda _, **kw: self.see("first", kw["target_hidden_states"]))
         self._after(patch, head, "level", self._level)
         self._after(patch, backlog, "put", lambda _: self._backlog(backlog))
 

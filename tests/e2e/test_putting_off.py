@@ -84,7 +84,7 @@ def test_a_backlog_that_is_lost_shows(trees: Any, monkeypatch: pytest.MonkeyPatc
     prompts = random_prompts(6, seed=301, longest=120)
     with watched(trees, 1) as right:
         generate(trees, prompts, greedy(TOKENS))
-    monkeypatch.setattr(runner_of(trees).drafter.backlog, "put", lambda request, rows: None)
+    monkeypatch.setattr(runner_of(trees).drafter.backlog, "put", lambda request, rows, end: None)
     with watched(trees, 5) as wrong:
         generate(trees, prompts, greedy(TOKENS))
     both = right.keys() & wrong.keys()
@@ -127,8 +127,8 @@ def test_rows_that_wait_fit_into_a_small_pass(
     drafter, longest = runner_of(llm).drafter, []
     own = drafter.backlog.put
 
-    def put(request: str, rows: Any) -> None:
-        own(request, rows)
+    def put(request: str, rows: Any, end: int) -> None:
+        own(request, rows, end)
         longest.append(sum(map(len, drafter.backlog.parts[request])))
 
     monkeypatch.setattr(drafter.backlog, "put", put)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.attention import TreePlaces
 from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
+
+if TYPE_CHECKING:
+    from adaptivespec_vllm.attention import TreePlaces
 
 VOCAB = 40
 FIELDS = ("paths", "lengths", "next_tokens", "promotions", "regrets")
@@ -203,6 +207,8 @@ def in_float64(case: AttentionCase) -> AttentionCase:
 
 def places_of(case: AttentionCase) -> TreePlaces:
     """Where the rows of a case stand, as implementations of tree attention are told."""
+    from adaptivespec_vllm.attention import TreePlaces  # it reads configurations, which a bare machine cannot
+
     arguments = case.arguments
     query_start, key_start = arguments["query_start"], arguments["key_start"]
     return TreePlaces(

@@ -31,7 +31,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in a process with
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_kernel_under_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert f"{CASES} random cases" in done.stdout

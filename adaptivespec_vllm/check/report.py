@@ -89,12 +89,12 @@ class Report:
         self.ops = ops.describe()
 
     def _look_at_vllm(self) -> bool:
-        from adaptivespec_vllm.engine import seams
+        from adaptivespec_vllm.engine import seams, spec_config
 
         self.vllm = {"supported": seams.SUPPORTED_VLLM_TEXT, "tested": list(seams.TESTED_VLLM)}
         self.vllm["version"] = seams.vllm_version()
         seams.check_version()
-        statuses = seams.check_seams()
+        statuses = seams.check_seams(runner=spec_config.runner())
         self.seams = [
             {"path": status.seam.path, "why": status.seam.why, "found": status.found, "error": status.error}
             for status in statuses
@@ -118,13 +118,11 @@ class Report:
         self.plugin = "found by vLLM"
 
     def _look_at_runner(self) -> None:
-        from vllm import envs
+        from adaptivespec_vllm.engine import refusals, spec_config
 
-        self.runner = {"name": "V1", "why": "trees are drafted on vLLM's V1 model runner"}
-        if envs.VLLM_USE_V2_MODEL_RUNNER:
-            raise ConfigError(
-                "VLLM_USE_V2_MODEL_RUNNER: got 1; trees are drafted on the V1 model runner; allowed: unset, 0"
-            )
+        self.runner = {"name": spec_config.runner(), "why": spec_config.why_runner()}
+        if spec_config.runner() == "V2":
+            refusals.check_triton()
 
     def _look_at_configuration(self, source: Path | None, supported: bool | None) -> AdaptiveSpecConfig:
         if source is None:

@@ -69,10 +69,13 @@ def create_speculative_config(
 
 
 def v2_unsupported_features(original: Callable[..., Any], vllm_config: Any) -> Any:
-    """The V2 runner does not draft trees, so vLLM takes V1 for our method."""
+    """With our method vLLM takes the V1 runner, unless it was told to take V2."""
     unsupported = original(vllm_config)
     if getattr(vllm_config.speculative_config, METHOD, None) is not None:
-        unsupported = [*unsupported, f"speculative method '{METHOD}'"]
+        from adaptivespec_vllm.engine import spec_config
+
+        if spec_config.runner() == "V1":
+            unsupported = [*unsupported, f"speculative method '{METHOD}'"]
     return unsupported
 
 

@@ -11,9 +11,13 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from adaptivespec_vllm.config import ConfigError
+from adaptivespec_vllm.types import MAX_TREE_NODES
 
 LOGITSPROCS_GROUP = "vllm.logits_processors"
 """Entry points whose processors vLLM applies to every request, but not with speculation."""
+
+
+_ASYNC = "async_scheduling=True: drafting follows the bookkeeping of the step before; leave it unset"
 
 
 class Unsupported(ConfigError):
@@ -24,12 +28,18 @@ def check_engine_args(engine_args: Any) -> None:
     """What has to be asked before vLLM resolves it, because it would be changed silently."""
     from vllm import envs
 
-    reasons = []
-    if engine_args.async_scheduling:
-        reasons.append("async_scheduling=True: drafting follows the bookkeeping of the step before; leave it unset")
     if envs.VLLM_USE_V2_MODEL_RUNNER:
-        reasons.append("VLLM_USE_V2_MODEL_RUNNER=1: trees are drafted on the V1 model runner; unset it")
-    _raise(reasons)
+        check_triton()
+    elif engine_args.async_scheduling:
+        _raise([_ASYNC])
+
+
+def check_triton() -> None:
+    """Raise where vLLM has no Triton for the V2 model runner, which is asked for."""
+    from vllm.triton_utils import HAS_TRITON
+
+    if not HAS_TRITON:
+        _raise(["VLLM_USE_V2_MODEL_RUNNER=1: vLLM finds no Triton here, which its V2 model runner needs; unset it"])
 
 
 def check(vllm_config: Any) -> None:
@@ -91,9 +101,45 @@ def _parallel(parallel: Any) -> Iterator[str]:
 
 def _runner(vllm_config: Any) -> Iterator[str]:
     if vllm_config.use_v2_model_runner:
-        yield "the V2 model runner: trees are drafted on the V1 model runner; set VLLM_USE_V2_MODEL_RUNNER=0"
-    if vllm_config.scheduler_config.async_scheduling:
-        yield "async_scheduling=True: drafting follows the bookkeeping of the step before; leave it unset"
+        yield from _v2(vllm_config)
+    elif vllm_config.scheduler_config.async_scheduling:
+        yield _ASYNC
+
+
+def _v2(vllm_config: Any) -> Iterator[str]:
+    """What trees on the V2 runner do not have yet."""
+    v1 = "; set VLLM_USE_V2_MODEL_RUNNER=0"
+    settings = vllm_config.speculative_config.adaptivespec
+    if settings.tree.policy == "cost-aware":
+        yield (
+            "tree.policy='cost-aware' on the V2 model runner: what a step costs is not measured there yet; allowed: "
+            f"'adaptive', 'static'{v1}"
+        )
+    elif settings.tree.policy not in ("adaptive", "static"):
+        yield (
+            f"tree.policy={settings.tree.policy!r} on the V2 model runner: trees are expanded there without a look at "
+            f"them; allowed: 'adaptive', 'static'{v1}"
+        )
+    if settings.rule is not None:
+        yield f"rule {settings.rule.name!r} on the V2 model runner: allowed: strict verification and 'margin'{v1}"
+    rows = settings.max_width * (settings.max_depth - 1)
+    if rows > MAX_TREE_NODES:
+        yield (
+            f"a depth of {settings.max_depth} with a width of {settings.max_width} on the V2 model runner: {rows} "
+            f"expanded nodes; allowed: {MAX_TREE_NODES}{v1}"
+        )
+    if vllm_config.parallel_config.tensor_parallel_size > 1:
+        yield f"tensor_parallel_size={vllm_config.parallel_config.tensor_parallel_size} on the V2 model runner{v1}"
+    if vllm_config.lora_config is not None:
+        yield f"enable_lora=True on the V2 model runner: trees were not verified with adapters there{v1}"
+    if vllm_config.model_config.return_sampling_mask:
+        yield "return_sampling_mask=True: rows of a tree are not those of a text"
+    if vllm_config.model_config.enable_trace_replay:
+        yield "enable_trace_replay=True: rows of a tree are not those of a text"
+    if vllm_config.parallel_config.enable_batch_sharded_sampling:
+        yield "enable_batch_sharded_sampling=True: a batch of trees is walked as a whole"
+    if vllm_config.watermark_config is not None:
+        yield "watermark_config: tokens of a tree are verified as they are, without a watermark"
 
 
 def _target(model: Any) -> Iterator[str]:

@@ -18,6 +18,7 @@ class Seam:
         why: what it is used for.
         where: ``front`` is the process that builds the configuration, ``worker`` the one that runs the model.
         platform: the only platform that has the symbol, or "" for all.
+        runner: the only model runner that needs the symbol, "V1" or "V2", or "" for both.
         tested: versions of vLLM that it was tried with; on CUDA, whose sources it was checked against.
         takes: names of arguments that it is called with.
 
@@ -29,6 +30,7 @@ class Seam:
     platform: str = ""
     tested: tuple[str, ...] = TESTED_VLLM
     takes: tuple[str, ...] = ()
+    runner: Literal["V1", "V2", ""] = ""
 
     def resolve(self) -> Any:
         """The symbol itself; raises ImportError or AttributeError when it is gone."""

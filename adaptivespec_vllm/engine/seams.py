@@ -17,6 +17,7 @@ from typing import Any, Literal
 from adaptivespec_vllm.config import ConfigError
 from adaptivespec_vllm.engine.cuda_seams import CUDA
 from adaptivespec_vllm.engine.seam import TESTED_VLLM, Seam
+from adaptivespec_vllm.engine.v2_seams import V2
 
 SUPPORTED_VLLM = ((0, 32), (0, 34))
 """First supported and first unsupported (major, minor) of vLLM."""
@@ -43,11 +44,11 @@ class SeamStatus:
 
 
 def _runner(name: str, why: str) -> Seam:
-    return Seam(f"vllm.v1.worker.gpu_model_runner:GPUModelRunner.{name}", why)
+    return Seam(f"vllm.v1.worker.gpu_model_runner:GPUModelRunner.{name}", why, runner="V1")
 
 
 def _proposer(name: str, why: str) -> Seam:
-    return Seam(f"vllm.v1.spec_decode.eagle:EagleProposer.{name}", why)
+    return Seam(f"vllm.v1.spec_decode.eagle:EagleProposer.{name}", why, runner="V1")
 
 
 def _args(name: str, why: str) -> Seam:
@@ -59,7 +60,7 @@ CREATE_ENGINE_CONFIG = _args("create_engine_config", "a path in EngineArgs; refu
 CREATE_SPECULATIVE_CONFIG = _args("create_speculative_config", "method 'adaptivespec' gives our configuration")
 V2_UNSUPPORTED = Seam(
     "vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features",
-    "vLLM chooses the V1 runner for our method by itself",
+    "vLLM chooses the V1 runner for our method, unless it is told to take V2",
     "front",
 )
 
@@ -119,8 +120,9 @@ SEAMS: list[Seam] = [
     Seam("vllm.config.utils:config", "decorator of vLLM's configuration classes", "front"),
     Seam("vllm.platforms:current_platform", "which worker to ask for", "front"),
     Seam("vllm.model_executor.models.interfaces:supports_eagle3", "a target without EAGLE-3 is refused", "front"),
-    Seam("vllm.envs:VLLM_USE_V2_MODEL_RUNNER", "the V2 runner is refused", "front"),
-    Seam("vllm.v1.core.sched.scheduler:Scheduler", "base class of our scheduler"),
+    Seam("vllm.envs:VLLM_USE_V2_MODEL_RUNNER", "which model runner is asked for", "front"),
+    Seam("vllm.triton_utils:HAS_TRITON", "the V2 runner needs Triton", "front"),
+    Seam("vllm.v1.core.sched.scheduler:Scheduler", "base class of our scheduler", runner="V1"),
     *(
         Seam(f"vllm.v1.structured_output:StructuredOutputManager.{name}", "grammar masks along each node's path")
         for name in ("validate_tokens", "grammar_bitmask")
@@ -192,6 +194,7 @@ SEAMS: list[Seam] = [
         "commit of accepted KV",
         platform="cpu",
     ),
+    *V2,
 ]
 
 
@@ -214,17 +217,19 @@ def check_version(version: str | None = None) -> str:
     return version
 
 
-def check_seams(where: Literal["front", "worker"] | None = None, on: str | None = None) -> list[SeamStatus]:
-    """Status of every seam of a process kind and platform (all of this machine's when not given)."""
+def check_seams(
+    where: Literal["front", "worker"] | None = None, on: str | None = None, runner: Literal["V1", "V2"] = "V1"
+) -> list[SeamStatus]:
+    """Status of every seam of a process kind, platform (all of this machine's when not given) and model runner."""
     on = platform() if on is None else on
-    wanted = [seam for seam in SEAMS if where in (None, seam.where) and seam.platform in ("", on)]
+    wanted = [s for s in SEAMS if where in (None, s.where) and s.platform in ("", on) and s.runner in ("", runner)]
     return [_status(seam) for seam in wanted]
 
 
-def require(where: Literal["front", "worker"]) -> None:
+def require(where: Literal["front", "worker"], runner: Literal["V1", "V2"] = "V1") -> None:
     """Raise an error that names what is missing, if vLLM's version or a seam is not what we need."""
     version = check_version()
-    missing = [status for status in check_seams(where) if not status.found]
+    missing = [status for status in check_seams(where, runner=runner) if not status.found]
     if missing:
         names = "; ".join(f"{status.seam.path} ({status.seam.why})" for status in missing)
         raise UnsupportedVLLM(f"vllm {version}: missing {names}; tested with {', '.join(TESTED_VLLM)}")

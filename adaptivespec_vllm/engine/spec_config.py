@@ -10,9 +10,10 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, SkipValidation, TypeAdapter, ValidationError
+from vllm import envs
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import config as vllm_config_class
 from vllm.config.utils import is_init_field
@@ -28,6 +29,9 @@ WORKERS = {
     "cuda": "adaptivespec_vllm.engine.v1.cuda_worker.AdaptiveSpecCUDAWorker",
 }
 """Worker class of each supported platform."""
+
+V2_WORKERS = {"cpu": "adaptivespec_vllm.engine.v2.worker.AdaptiveSpecCPUWorkerV2"}
+"""Those with the V2 model runner."""
 
 SCHEDULER = "adaptivespec_vllm.engine.v1.scheduler.TreeScheduler"
 """Scheduler class, whose grammars follow trees."""
@@ -54,6 +58,7 @@ _REFUSED_PREFIXES = {
 _PLAIN_KV = ("auto", "float16", "bfloat16", "float32")
 _MIN_MODEL_LEN = 2
 _FORCED = {"disable_padded_drafter_batch": (True, "requests draft different numbers of tokens")}
+_FORCED_ON_V2 = {"disable_padded_drafter_batch": (False, "the V2 model runner pads the drafts of a batch")}
 
 
 @vllm_config_class
@@ -79,6 +84,21 @@ class AdaptiveSpecSpeculativeConfig(SpeculativeConfig):
             f"SpeculativeConfig(method='adaptivespec', model={self.model!r}, "
             f"num_spec_tokens={self.num_speculative_tokens!r}, adaptivespec={self.adaptivespec!r})"
         )
+
+
+def runner() -> Literal["V1", "V2"]:
+    """The model runner that is used: V2 where vLLM is told to use it.
+
+    Left alone, vLLM takes V1 with our method (see :func:`front_end.v2_unsupported_features`).
+    """
+    return "V2" if envs.VLLM_USE_V2_MODEL_RUNNER else "V1"
+
+
+def why_runner() -> str:
+    """Why it is this one."""
+    if envs.VLLM_USE_V2_MODEL_RUNNER is None:
+        return "with this method, unless VLLM_USE_V2_MODEL_RUNNER=1"
+    return f"VLLM_USE_V2_MODEL_RUNNER={int(envs.VLLM_USE_V2_MODEL_RUNNER)}"
 
 
 def foreign_keys() -> tuple[frozenset[str], frozenset[str]]:
@@ -117,7 +137,7 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
     settings, vllm_keys = parse(options)
     worker = _worker(target_parallel.worker_cls)
     head.check(str(settings.model), head.TargetFacts.of_model_config(target_model))
-    vllm_keys |= {key: value for key, (value, _) in _FORCED.items()}
+    vllm_keys |= {key: value for key, (value, _) in _forced().items()}
     try:
         config = AdaptiveSpecSpeculativeConfig(
             **vllm_keys,
@@ -139,7 +159,9 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
 
 
 def choose_scheduler(scheduler_config: Any) -> None:
-    """Ask for our scheduler, by vLLM's own option ``scheduler_cls``."""
+    """Ask for our scheduler, by vLLM's own option ``scheduler_cls``. With the V2 runner vLLM's own does."""
+    if runner() == "V2":
+        return
     if scheduler_config.scheduler_cls not in (None, SCHEDULER):
         raise ConfigError(
             f"scheduler_cls: got {scheduler_config.scheduler_cls!r}; method 'adaptivespec' needs its own scheduler, "
@@ -153,8 +175,9 @@ def _check_foreign(key: str, value: Any) -> None:
     why = _why_refused(key)
     if why is not None and value != field.get_default():
         raise ConfigError(f"{key}: got {_got(value)}; not allowed with method 'adaptivespec': {why}")
-    if key in _FORCED and value != _FORCED[key][0]:
-        wanted, why = _FORCED[key]
+    forced = _forced()
+    if key in forced and value != forced[key][0]:
+        wanted, why = forced[key]
         raise ConfigError(f"{key}: got {_got(value)}; allowed: {wanted!r}, because {why}")
     if value is None:
         return
@@ -245,6 +268,11 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
+def _forced() -> dict[str, tuple[Any, str]]:
+    """Keys of vLLM that have one value only, and why."""
+    return _FORCED_ON_V2 if runner() == "V2" else _FORCED
+
+
 def _why_refused(key: str) -> str | None:
     by_prefix = (why for prefix, why in _REFUSED_PREFIXES.items() if key.startswith(prefix))
     return _REFUSED.get(key) or next(by_prefix, None)
@@ -262,12 +290,13 @@ def _platform() -> str:
 
 def _worker(chosen: Any) -> str:
     platform = _platform()
-    if platform not in WORKERS:
+    workers = V2_WORKERS if runner() == "V2" else WORKERS
+    if platform not in workers:
         raise ConfigError(
-            f"method: 'adaptivespec' is not supported yet on {platform.upper()}; "
-            f"supported: {', '.join(WORKERS).upper()}"
+            f"method: 'adaptivespec' is not supported yet on {platform.upper()} with the {runner()} model runner; "
+            f"supported: {', '.join(workers).upper()}"
         )
-    worker = WORKERS[platform]
+    worker = workers[platform]
     if chosen not in ("auto", worker):
         raise ConfigError(f"worker_cls: got {chosen!r}; method 'adaptivespec' needs its own worker; allowed: 'auto'")
     return worker

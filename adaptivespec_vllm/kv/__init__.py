@@ -1,5 +1,5 @@
-"""Which fresh rows of keys and values are committed to which slots of the cache."""
+"""Which freshly computed keys and values enter the cache."""
 
-from adaptivespec_vllm.kv.commit import CommitPlan, plan_commit
+from adaptivespec_vllm.kv.commit import CommitPlan, commit_slots, plan_commit, rows_in_sequence
 
-__all__ = ["CommitPlan", "plan_commit"]
+__all__ = ["CommitPlan", "commit_slots", "plan_commit", "rows_in_sequence"]

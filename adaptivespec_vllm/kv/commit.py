@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from adaptivespec_vllm.types import VerifyResult
 
@@ -46,3 +47,44 @@ def plan_commit(result: VerifyResult, root_rows: Sequence[int]) -> CommitPlan:
     rows = (roots[:, None] + paths)[accepted]
     targets = (roots[:, None] + 1 + np.arange(paths.shape[1])[None, :])[accepted]
     return CommitPlan(rows=rows, targets=targets)
+
+
+def rows_in_sequence(result: VerifyResult, root_rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """For each row of the batch, the row whose token takes its place in the sequence; on the device.
+
+    Args:
+        result: what the walk accepted.
+        root_rows: ``int64 [B]``, batch row of each request's root.
+        num_rows: rows of the whole batch.
+
+    Returns:
+        ``int64 [num_rows]``; rows of no accepted place are themselves.
+
+    """
+    sources, targets = _places(result, root_rows, num_rows)
+    rows = torch.arange(num_rows + 1, device=root_rows.device)
+    return rows.scatter_(0, targets, sources)[:num_rows]
+
+
+def commit_slots(result: VerifyResult, root_rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Slot that each row's keys and values are committed to, -1 of rows that are not accepted; on the device.
+
+    Args:
+        result: what the walk accepted.
+        root_rows: ``int64 [B]``, batch row of each request's root.
+        slots: ``int64 [rows]``, sequential slots of all batch rows.
+
+    """
+    num_rows = len(slots)
+    sources, targets = _places(result, root_rows, num_rows)
+    padded = torch.nn.functional.pad(slots, (0, 1), value=-1)
+    return torch.full_like(padded, -1).scatter_(0, sources, padded[targets])[:num_rows]
+
+
+def _places(result: VerifyResult, root_rows: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row of each accepted node and the row whose place it takes, flat; ``num_rows`` stands for "none"."""
+    at = torch.arange(result.paths.shape[1], device=root_rows.device)
+    accepted = at < result.lengths[:, None]
+    sources = torch.where(accepted, root_rows[:, None] + result.paths, num_rows)
+    targets = torch.where(accepted, root_rows[:, None] + 1 + at, num_rows)
+    return sources.flatten(), targets.flatten()

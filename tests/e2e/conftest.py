@@ -24,6 +24,24 @@ _ENGINES: list[Any] = []
 """Engines live as long as the session: one that is collected tears down the process groups that all of them share."""
 
 
+ON_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+"""The tests run on the V2 model runner, with Triton's interpreter (``test_v2.py``)."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreted_kernels() -> None:
+    """Where kernels are interpreted, those that cannot be have twins in torch."""
+    if ON_V2:
+        from tests.e2e import interpreted
+
+        interpreted.replace_kernels()
+
+
+def scaled(tokens: int) -> int:
+    """Tokens to decode: half of them where every kernel is interpreted."""
+    return tokens // 2 if ON_V2 else tokens
+
+
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_target(tmp_path_factory.mktemp("tiny") / "target")

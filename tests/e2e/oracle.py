@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from adaptivespec_vllm.draft import NO_TOKEN, TreeGrid, grid_of
 from adaptivespec_vllm.types import DraftTree, TreeShape
 from tests.e2e.conftest import generate
 
@@ -46,12 +47,19 @@ class Oracle:
         self._max_nodes, self._max_depth = max_nodes, max_depth
         self._wrong = wrong
         self.hidden_lengths: list[int] = []
-        self._stock = runner.drafter._draft
-        runner.drafter._draft = self._draft
+        self._drafter, self._name, mine = self._place()
+        self._stock = getattr(self._drafter, self._name)
+        setattr(self._drafter, self._name, mine)
+
+    def _place(self) -> tuple[Any, str, Any]:
+        """The method that drafts, and what takes its place."""
+        if hasattr(self._runner, "speculator"):
+            return self._runner.speculator, "draft", self._draft_grid
+        return self._runner.drafter, "_draft", self._draft
 
     def remove(self) -> None:
         """Give the runner its own drafting back."""
-        self._runner.drafter._draft = self._stock
+        setattr(self._drafter, self._name, self._stock)
 
     def _draft(self, roots: list[int], block_table: torch.Tensor) -> list[list[int]]:
         runner = self._runner
@@ -66,6 +74,32 @@ class Oracle:
             future = self._truth[tuple(state.prompt_token_ids)][len(state.output_token_ids) :]
             trees.append(self._tree(future, shape, roots[b]))
         return runner.keep_trees(trees)
+
+    def _draft_grid(self, input_batch: Any, num_sampled: torch.Tensor, roots: torch.Tensor) -> TreeGrid:
+        """The same on the V2 runner, which keeps its requests in slots on the device."""
+        runner, states = self._runner, self._runner.req_states
+        runner.shapes(input_batch)  # as the stock drafting does: it learns from what was verified
+        trees = []
+        for slot, sampled, root in zip(input_batch.idx_mapping_np, num_sampled.tolist(), roots.tolist(), strict=True):
+            nodes = min(self._random.randint(0, self._max_nodes), runner.max_model_len - root - 2)
+            depth = min(self._max_depth, nodes)
+            if not sampled or depth <= 0:
+                trees.append(DraftTree([], [], root))
+                continue
+            prompt = int(states.prompt_len.np[slot])
+            text = states.all_token_ids.gpu[slot, : root + 1].tolist()
+            future = self._truth[tuple(text[:prompt])][len(text) - prompt :]
+            if runner.limits.is_chain[slot]:
+                trees.append(self._chain(future, depth, root))
+            else:
+                trees.append(self._tree(future, TreeShape(depth, nodes, nodes), root))
+        return grid(trees, runner.num_speculative_steps)
+
+    def _chain(self, future: list[int], depth: int, root_position: int) -> DraftTree:
+        """The truth, up to somewhere, and wrong tokens behind it."""
+        hidden = self._random.randint(0, min(len(future), depth))
+        wrong = [self._random.choice(self._wrong) for _ in range(depth - hidden)]
+        return DraftTree.chain([*future[:hidden], *wrong], root_position)
 
     def _tree(self, future: list[int], shape: TreeShape, root_position: int) -> DraftTree:
         rng = self._random
@@ -97,6 +131,17 @@ class Oracle:
             if token not in children.get(parent, set()) and not is_true:
                 add(parent, token)
         return DraftTree(tokens, parents, root_position, confidence=0.5, shape=shape)
+
+
+def grid(trees: Sequence[DraftTree], nodes: int) -> TreeGrid:
+    """Trees as the V2 runner keeps them."""
+
+    def padded(rows: list[list], value: Any) -> torch.Tensor:
+        return torch.tensor([[*row, *[value] * (nodes - len(row))] for row in rows])
+
+    log_probs = torch.zeros(len(trees), nodes)
+    tokens, parents = padded([t.tokens for t in trees], NO_TOKEN), padded([t.parents for t in trees], 0)
+    return grid_of(tokens, parents, log_probs, levels=nodes)
 
 
 @contextmanager

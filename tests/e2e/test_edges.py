@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.e2e import tiny
-from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, scaled, truth_of
 from tests.e2e.oracle import Oracle, decode_with_oracle, runner_of
 
-TOKENS = 40
+TOKENS = scaled(40)
 
 
 @pytest.fixture(scope="module")

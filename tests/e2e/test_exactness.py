@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, scaled, truth_of
 from tests.e2e.oracle import Oracle, hiding, runner_of
 
-TOKENS = 48
+TOKENS = scaled(48)
 
 
 def decode_with_oracle(llm: Any, prompts: list, truth: dict, params: Any, **oracle: Any) -> tuple[list, dict]:
@@ -82,7 +82,7 @@ def test_chunked_prefill_beside_trees(make_llm: Callable[..., Any], tiny_head: P
 
 def test_preemption_and_resume(make_llm: Callable[..., Any], tiny_head: Path, plain: Any) -> None:
     prompts = random_prompts(6, seed=6, shortest=40, longest=60)
-    expected = generate(plain, prompts, greedy(100))
+    expected = generate(plain, prompts, greedy(scaled(100)))
     llm = make_llm(speculative_config=adaptivespec(tiny_head), block_size=32, num_gpu_blocks_override=18)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     preempted = []
@@ -91,7 +91,7 @@ def test_preemption_and_resume(make_llm: Callable[..., Any], tiny_head: Path, pl
         preempted.append(request.request_id),
         stock(request, *args, **kwargs),
     )[1]
-    tokens, _ = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(100))
+    tokens, _ = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(scaled(100)))
     assert preempted, "the cache was large enough: nothing was tested"
     assert tokens == expected
 

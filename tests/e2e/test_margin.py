@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, scaled, truth_of
 from tests.e2e.oracle import decode_with_oracle
 
-TOKENS = 40
+TOKENS = scaled(40)
 
 
 @pytest.fixture(scope="module")

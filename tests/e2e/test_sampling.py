@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from scipy.stats import chi2_contingency
 
-from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, scaled, truth_of
 from tests.e2e.oracle import Oracle, hiding, runner_of
 
-TOKENS = 40
+TOKENS = scaled(40)
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -20,10 +20,14 @@ _TREES = "all requests, with grammars, penalties and bans too; none in beam sear
 
 
 def announce(runner: TreeModelRunner) -> None:
-    """Log the block; that decoding is lossy is a warning of its own."""
-    settings = runner.settings
-    rows = [f"  {name:<14}{text}" for name, text in _rows(runner)]
-    logger.info("AdaptiveSpec %s is on\n%s", __version__, "\n".join(rows))
+    """Log the block."""
+    log_block(runner.settings, _rows(runner))
+
+
+def log_block(settings: AdaptiveSpecConfig, rows: Iterable[tuple[str, str]]) -> None:
+    """Log rows of name and text; that decoding is lossy is a warning of its own."""
+    lines = [f"  {name:<14}{text}" for name, text in rows]
+    logger.info("AdaptiveSpec %s is on\n%s", __version__, "\n".join(lines))
     if not settings.lossless:
         logger.warning("AdaptiveSpec verification is %s", settings.verification)
 
@@ -33,10 +37,7 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     head = runner.drafter.head
     yield "method", f"EAGLE-3 draft trees on the V1 model runner, policy {settings.tree.policy}"
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
-    yield "shapes", f"{_shapes(settings)}; vLLM reserves {settings.max_nodes} KV slots for drafts of a request"
-    yield "verification", settings.verification
-    if settings.lossy is not None:
-        yield "guards", _guards(settings)
+    yield from rows_of_settings(settings)
     yield "attention", runner.describe_attention()
     yield "ops", ops.describe()[runner.device.type]
     if runner.policy.costs is not None:
@@ -47,6 +48,14 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
         yield "decisions", f"logged to {runner.decision_log.path}"
     if runner.checks:
         yield "checks", "every step is checked for integrity, which takes time"
+
+
+def rows_of_settings(settings: AdaptiveSpecConfig) -> Iterator[tuple[str, str]]:
+    """What the configuration says of drafting and verification."""
+    yield "shapes", f"{_shapes(settings)}; vLLM reserves {settings.max_nodes} KV slots for drafts of a request"
+    yield "verification", settings.verification
+    if settings.lossy is not None:
+        yield "guards", _guards(settings)
 
 
 def _shapes(settings: AdaptiveSpecConfig) -> str:

@@ -1,0 +1,188 @@
+"""What there is on the V2 model runner alone; collected by ``test_v2.py``, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptivespec_vllm.config import ConfigError
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.oracle import decode_with_oracle, runner_of
+
+TOKENS = 24
+
+
+@contextmanager
+def scheduled_drafts(llm: Any) -> Iterator[list[dict[str, int]]]:
+    """Drafts that are planned meanwhile: a step each, by the number of the request among them."""
+    runner = runner_of(llm)
+    stock, steps = runner.execute_model, []
+    numbers: dict[str, str] = {}
+
+    def watch(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        for new in scheduler_output.scheduled_new_reqs:
+            numbers[new.req_id] = str(len(numbers))
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        steps.append({numbers[request]: len(tokens) for request, tokens in drafts.items()})
+        return stock(scheduler_output, *args, **kwargs)
+
+    runner.execute_model = watch
+    try:
+        yield steps
+    finally:
+        runner.execute_model = stock
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list:
+    return random_prompts(4, seed=91)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Any, prompts: list) -> list[list[int]]:
+    return generate(plain, prompts, greedy(TOKENS))
+
+
+def test_the_runner_is_v2(trees: Any) -> None:
+    from adaptivespec_vllm.engine.v2.runner import TreeModelRunner
+
+    assert isinstance(runner_of(trees), TreeModelRunner)
+
+
+def test_asynchronous_scheduling(
+    make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are scheduled before the one before them is known, so nobody but the worker knows the trees."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    stock = CpuPlatform.check_and_update_config
+
+    def keep_asynchronous(cls: type, vllm_config: Any) -> None:
+        stock(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True  # vLLM turns it off on CPUs
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep_asynchronous))
+    llm = make_llm(speculative_config=adaptivespec(tiny_head))
+    assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    assert type(llm.llm_engine.engine_core.engine_core.scheduler).__name__ == "AsyncScheduler"
+    tokens, stats = decode_with_oracle(llm, prompts, truth_of(prompts, expected), greedy(TOKENS))
+    assert tokens == expected
+    assert stats["accepted"] > 20
+    assert generate(llm, prompts, greedy(TOKENS)) == expected
+
+
+def test_width_one_drafts_what_vllm_drafts(
+    make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list
+) -> None:
+    """Token for token, step for step, on the same runner."""
+    chain = {"policy": "static", "shape": {"depth": 3, "width": 1, "nodes": 3}}
+    ours = make_llm(speculative_config=adaptivespec(tiny_head, tree=chain))
+    stock = make_llm(speculative_config={"method": "eagle3", "model": str(tiny_head), "num_speculative_tokens": 3})
+    drafted = []
+    for llm in (ours, stock):
+        runner, seen = runner_of(llm), []
+        propose = runner.speculator.propose
+
+        def watch(*args: Any, propose: Any = propose, seen: list = seen, **kwargs: Any) -> Any:
+            tokens = propose(*args, **kwargs)
+            seen.append(tokens.tolist())
+            return tokens
+
+        runner.speculator.propose = watch
+        assert generate(llm, prompts, greedy(TOKENS)) == expected
+        drafted.append(seen)
+    assert len(drafted[0]) > 10
+    assert drafted[0][:-1] == drafted[1][:-1]  # the last trees are bounded by the end of the text
+
+
+def test_adaptive_shapes_follow_the_step_before(
+    make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list
+) -> None:
+    """Shapes shrink where nothing is accepted; with equal end shapes they are the static one."""
+    low, high = {"depth": 2, "width": 3, "nodes": 3}, {"depth": 5, "width": 2, "nodes": 7}
+    llm = make_llm(speculative_config=adaptivespec(tiny_head, tree={"policy": "adaptive", "low": low, "high": high}))
+    llm.collective_rpc("adaptivespec_stats")
+    with scheduled_drafts(llm) as scheduled:
+        assert generate(llm, prompts, greedy(TOKENS)) == expected
+    rows = [count for counts in scheduled for count in counts.values()]
+    assert rows.count(3) > len(rows) / 2, "rows follow shapes"
+    stats = llm.collective_rpc("adaptivespec_stats")[0]
+    assert stats["breaker_trips"] > 0
+    assert stats["nodes"].keys() <= set(range(1, 8))
+    assert stats["nodes"][3] > stats["steps"] / 2, "a random head is no good: the low shape is due"
+    generate(llm, prompts[:1], greedy(2))
+    assert len(runner_of(llm).policy.signals) <= 1, "requests that have ended leave nothing behind"
+
+
+def test_requests_change_their_own_trees(trees: Any, prompts: list, expected: list) -> None:
+    """As many rows as each one asks for, and no others."""
+    own = [{"max_nodes": 0}, {"max_nodes": 2}, {"shape": "2,2,5"}, {}]
+    params = [greedy(TOKENS, extra_args={f"adaptivespec_{k}": v for k, v in keys.items()}) for keys in own]
+    with scheduled_drafts(trees) as scheduled:
+        assert generate(trees, prompts, params) == expected
+    most = [max(counts.get(str(i), 0) for counts in scheduled) for i in range(len(prompts))]
+    assert most == [0, 2, 5, 12]
+
+
+def test_chains_where_logits_depend_on_drafts(trees: Any, plain: Any, prompts: list) -> None:
+    params = greedy(TOKENS, repetition_penalty=1.3)
+    expected = generate(plain, prompts, params)
+    trees.collective_rpc("adaptivespec_stats")
+    assert generate(trees, prompts, params) == expected
+    stats = trees.collective_rpc("adaptivespec_stats")[0]
+    assert set(stats["widths"]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("tree", "named"),
+    [
+        ({"policy": "cost-aware"}, "tree.policy='cost-aware'"),
+        (
+            {
+                "policy": "adaptive",
+                "low": {"depth": 2, "width": 12, "nodes": 12},
+                "high": {"depth": 7, "width": 2, "nodes": 8},
+            },
+            "72 expanded nodes",
+        ),
+    ],
+)
+def test_refusals(make_llm: Callable[..., Any], tiny_head: Path, tree: dict, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make_llm(speculative_config=adaptivespec(tiny_head, tree=tree))
+
+
+def test_check_names_the_runner() -> None:
+    from adaptivespec_vllm.check.report import Report
+
+    report = Report.gather(None, None)
+    assert report.runner == {"name": "V2", "why": "VLLM_USE_V2_MODEL_RUNNER=1"}
+    assert not report.errors
+
+
+def test_no_wait_in_a_step(trees: Any, prompts: list, expected: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a step's inputs and its drafts, nothing of ours reads a tensor on the host."""
+    import sys
+
+    import torch
+
+    mine = {"adaptivespec_vllm/engine/v2", "adaptivespec_vllm/draft/grid", "adaptivespec_vllm/kv"}
+    on_the_cpu_only = "cpu_attention"
+    waits: list[str] = []
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__"):
+        stock = getattr(torch.Tensor, name)
+
+        def watched(tensor: Any, *args: Any, stock: Any = stock, name: str = name, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_filename
+            if any(part in caller for part in mine) and on_the_cpu_only not in caller:
+                waits.append(f"{name} in {caller}")
+            return stock(tensor, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+    assert generate(trees, prompts, greedy(TOKENS)) == expected
+    # The bound on sequence lengths is a tensor on the host to begin with.
+    assert [wait for wait in waits if "numpy in" not in wait or "sampler" not in wait] == []

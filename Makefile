@@ -27,7 +27,7 @@ MODEL := $(VENV)/.stamp-model
 NVCC := $(VENV)/.stamp-nvcc
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
-TYPED := $(addprefix adaptivespec_vllm/,config types.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
+TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
 	provenance.py screen.py bench eval simulate training)
 
 .PHONY: help setup demo test quality clean

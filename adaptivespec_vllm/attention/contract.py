@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from adaptivespec_vllm.config import ConfigError
+from adaptivespec_vllm.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,10 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from adaptivespec_vllm.errors import ConfigError as ConfigError
+
 METHOD: Final = "adaptivespec"
 """The value of ``method`` that asks for this package."""
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used: names the key, what was given and what is allowed."""
 
 
 class Section(BaseModel):

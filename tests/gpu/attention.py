@@ -12,9 +12,11 @@ from collections.abc import Callable
 import torch
 
 from adaptivespec_vllm import ops
+from adaptivespec_vllm.attention import AttentionUnavailable, PagedKV
+from adaptivespec_vllm.attention.triton_paged import TritonTreeAttention
 from adaptivespec_vllm.ops import reference
 from tests.gpu.checks import TOLERANCE, Check, attention_arguments, error_of, random_attention
-from tests.kernels.cases import in_float64
+from tests.kernels.cases import in_float64, places_of
 
 Attend = Callable[..., None]
 Loader = Callable[[torch.device], Attend | str]
@@ -55,9 +57,28 @@ def merged(**arguments) -> None:
     out.copy_(total)
 
 
+def triton_paged(device: torch.device) -> Attend | str:
+    """The paged Triton kernel. Numbers that shape its launch are read once, outside of what is timed."""
+    if device.type != "cuda":
+        return "Triton's kernels run on a GPU; in its interpreter: tests/kernels/test_triton_attention.py"
+    try:
+        attention = TritonTreeAttention()
+    except AttentionUnavailable as error:
+        return str(error)
+    known: dict[str, object] = {}
+
+    def attend(*, query, tree_key, tree_value, key_cache, value_cache, scale, out, **places) -> None:
+        if known.get("ancestors") is not places["ancestors"]:
+            known.update(ancestors=places["ancestors"], places=places_of(places))
+        attention(query, tree_key, tree_value, PagedKV(key_cache, value_cache), known["places"], scale, out)
+
+    return attend
+
+
 IMPLEMENTATIONS: dict[str, Loader] = {
     "op": lambda device: ops.tree_attention,
     "tree part + torch prefix": lambda device: merged,
+    "triton": triton_paged,
 }
 
 

@@ -39,9 +39,11 @@ def test_a_dry_run_on_the_cpu(tmp_path):
 
 
 def test_what_does_not_end_in_time_is_a_failure_of_its_own(tmp_path):
-    done = run("--device", "cpu", "--budget", "5.5", "--json", str(tmp_path / "gpu.json"))
+    parts = Run(Namespace(budget=5.5, seeds=1, device="cpu"))
+    assert parts.part("op", "x", ["sleep", "60"])["error"] == "took more than 1 s"
+    assert parts.part("op", "y", ["true"])["error"] == "no time left"
+    done = run("--device", "cpu", "--budget", "4", "--json", str(tmp_path / "gpu.json"))
     assert done.returncode == 1
-    assert "machine: took more than" in done.stdout
     assert done.stdout.count("no time left") >= len(OPS)
 
 
@@ -78,6 +80,8 @@ def test_every_op_is_checked_and_timed(name):
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_every_attention(name):
+    if isinstance(why := IMPLEMENTATIONS[name](CPU), str):
+        pytest.skip(why)
     for seed in range(6):
         check_of(name)(CPU, seed)
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.attention import TreePlaces
 from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
-
-if TYPE_CHECKING:
-    from adaptivespec_vllm.attention import TreePlaces
 
 VOCAB = 40
 FIELDS = ("paths", "lengths", "next_tokens", "promotions", "regrets")
@@ -205,11 +201,8 @@ def in_float64(case: AttentionCase) -> AttentionCase:
     return AttentionCase(arguments, case.tree, [k.double() for k in case.keys], [v.double() for v in case.values])
 
 
-def places_of(case: AttentionCase) -> TreePlaces:
-    """Where the rows of a case stand, as implementations of tree attention are told."""
-    from adaptivespec_vllm.attention import TreePlaces  # it reads configurations, which a bare machine cannot
-
-    arguments = case.arguments
+def places_of(arguments: dict) -> TreePlaces:
+    """Where the rows of a case stand, as implementations of tree attention are told; from its arguments."""
     query_start, key_start = arguments["query_start"], arguments["key_start"]
     return TreePlaces(
         block_table=arguments["block_table"],

@@ -53,7 +53,7 @@ def run(attention, case):
     out = torch.full_like(arguments["query"], math.nan)
     attention(
         arguments["query"], arguments["tree_key"], arguments["tree_value"],
-        PagedKV(arguments["key_cache"], arguments["value_cache"]), places_of(case), arguments["scale"], out,
+        PagedKV(arguments["key_cache"], arguments["value_cache"]), places_of(case.arguments), arguments["scale"], out,
     )  # fmt: skip
     return out
 

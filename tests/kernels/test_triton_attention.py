@@ -64,11 +64,10 @@ def random_case(seed):
 def run(case, splits, cache=None):
     arguments = case.arguments
     query = arguments["query"]
+    cache = cache or PagedKV(arguments["key_cache"], arguments["value_cache"])
     out, lse = torch.full_like(query, torch.nan), torch.full((query.shape[1], query.shape[0]), torch.nan)
     TritonTreeAttention(splits).with_lse(
-        query, arguments["tree_key"], arguments["tree_value"],
-        cache or PagedKV(arguments["key_cache"], arguments["value_cache"]), places_of(case), arguments["scale"], out,
-        lse,
+        query, arguments["tree_key"], arguments["tree_value"], cache, places_of(arguments), arguments["scale"], out, lse
     )  # fmt: skip
     return out, lse
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "adaptivespec_vllm"
 NAME = PACKAGE.name
 
 LEVELS = [
-    {"types", "registry", "runtime", "chat"},
+    {"types", "errors", "registry", "runtime", "chat"},
     {"config"},
     {"ops", "rules"},
     {"policy", "tree", "draft", "verify", "attention", "kv"},

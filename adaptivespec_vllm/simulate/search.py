@@ -208,9 +208,13 @@ class Search:
                 places = np.array([self._ends[text.id] for text in texts])
                 begin[g, b, : len(texts)], end[g, b, : len(texts)] = places.T
         tokens = np.array([group.tokens for group in parts])
-        target, first, level = (
+        step, first, level = (
             _by_rows(table, batch * most)
-            for table, most in ((costs.target, MAX_TREE_ROWS), (costs.first, MAX_TREE_ROWS), (costs.level, CHILDREN))
+            for table, most in (
+                (costs.of_requests(batch), MAX_TREE_ROWS),
+                (costs.first, MAX_TREE_ROWS),
+                (costs.level, CHILDREN),
+            )
         )
         shape, (of, slot) = np.arange(len(self.shapes))[:, None, None], np.ogrid[: len(parts), :batch]
         turn = np.zeros((len(self.shapes), len(parts), batch), dtype=np.int64)
@@ -218,7 +222,7 @@ class Search:
         emitted = np.ones_like(at)  # in the step before
         decoded, seconds = np.zeros(at.shape[:2]), np.zeros(at.shape[:2])
         while (going := decoded < tokens).any():
-            spent = costs.overhead + target[batch + self._nodes[shape, at].sum(2)] + first[emitted.sum(2)]
+            spent = step[batch + self._nodes[shape, at].sum(2)] + first[emitted.sum(2)]
             for depth in range(self._rows.shape[1]):
                 spent += level[self._rows[shape, depth, at].sum(2)]
             seconds += spent * going

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptivespec_vllm.engine.v1 import sampler
+from adaptivespec_vllm.engine.v1 import cpu_runner
 from adaptivespec_vllm.types import DraftTree, TreeShape
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts
 from tests.e2e.oracle import Oracle, runner_of
@@ -105,7 +105,7 @@ class RankedOracle(Oracle):
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
     """Logits, trees and results of every fused verification while it lasts."""
     steps: list[tuple[Any, ...]] = []
-    original = sampler.verify_greedy
+    original = cpu_runner.verify_greedy
 
     def verify(logits: Any, trees: Any, margins: Any, *rest: Any) -> Any:
         result = original(logits, trees, margins, *rest)
@@ -113,7 +113,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "verify_greedy", verify)
+        patch.setattr(cpu_runner, "verify_greedy", verify)
         yield steps
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -23,7 +24,8 @@ CPU = torch.device("cpu")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run([SCRIPT, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_a_dry_run_on_the_cpu(tmp_path):

@@ -167,9 +167,9 @@ def test_a_flood_of_output_goes_nowhere() -> None:
 
 
 def test_the_verdict_cannot_be_flooded_nor_guessed() -> None:
-    program = "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'passed')\n    except OSError: pass"
+    program = "import os\nfor fd in range(3, 1 << 16):\n    try: os.write(fd, b'passed')\n    except OSError: pass"
     assert not run(program, SHORT).passed
-    flood = "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'x' * (1 << 20))\n    except OSError: pass"
+    flood = "import os\nfor fd in range(3, 1 << 16):\n    try: os.write(fd, b'x' * (1 << 20))\n    except OSError: pass"
     assert not run(flood, Limits(seconds=1)).passed
 
 

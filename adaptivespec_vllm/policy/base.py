@@ -96,7 +96,8 @@ class NoDrafting(Drafting):
     def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
         return [0] * len(self.drafts)
 
-    keep = expand
+    def keep(self, candidates: Sequence[np.ndarray]) -> list[int]:
+        return [0] * len(self.drafts)
 
 
 class TreePolicy(ABC):

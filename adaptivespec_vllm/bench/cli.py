@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +14,11 @@ from adaptivespec_vllm.bench import inputs as given
 from adaptivespec_vllm.bench import plots
 from adaptivespec_vllm.bench.arms import ARMS_HELP, DEFAULT_ARMS
 from adaptivespec_vllm.bench.compare import compare, shown
-from adaptivespec_vllm.bench.errors import BadInput
+from adaptivespec_vllm.bench.errors import BadInput, failure_of
 from adaptivespec_vllm.bench.report import report
 from adaptivespec_vllm.bench.result import Result
 from adaptivespec_vllm.bench.session import Session
-from adaptivespec_vllm.config import ConfigError, reason
-from adaptivespec_vllm.screen import quiet, tail
+from adaptivespec_vllm.screen import quiet
 
 LOG = "engines.log"
 REPORT = "report.txt"
@@ -116,12 +114,8 @@ def _measure(chosen: given.Inputs, directory: Path) -> int:
             session.run()
         except KeyboardInterrupt:
             failure, status = "stopped", _STOPPED
-        except (BadInput, ConfigError) as error:
-            failure, status = " ".join([*getattr(error, "__notes__", ()), str(error)]), 2
-        except Exception as error:  # the engine may fail in any way; the user gets the cause and the log
-            cause = ": ".join([*getattr(error, "__notes__", ()), reason(error)])
-            failure, status = f"{cause}\n\nlast lines of {log}:\n{tail(log)}", 1
-            traceback.print_exc()  # for the log alone
+        except Exception as error:
+            failure, status = failure_of(error, log)
         if session.result.samples:
             _show(session, console)
     if failure is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +12,12 @@ from rich.text import Text
 
 from adaptivespec_vllm import runtime
 from adaptivespec_vllm.bench import arms as bench_arms
-from adaptivespec_vllm.bench.errors import BadInput
+from adaptivespec_vllm.bench.errors import BadInput, failure_of
 from adaptivespec_vllm.bench.inputs import DTYPES, MOST_BATCH, MOST_CONTEXT, check_integer, check_path, output_directory
-from adaptivespec_vllm.config import ConfigError, reason
 from adaptivespec_vllm.eval.report import report
 from adaptivespec_vllm.eval.session import Inputs, Session
 from adaptivespec_vllm.eval.tasks import TASKS, Task
-from adaptivespec_vllm.screen import quiet, tail
+from adaptivespec_vllm.screen import quiet
 
 LOG = "engines.log"
 REPORT = "report.txt"
@@ -146,12 +144,8 @@ def _evaluate(chosen: Inputs, directory: Path) -> int:
             session.run()
         except KeyboardInterrupt:
             failure, status = "stopped; the same options and --output go on", _STOPPED
-        except (BadInput, ConfigError) as error:
-            failure, status = " ".join([*getattr(error, "__notes__", ()), str(error)]), 2
-        except Exception as error:  # the engine may fail in any way; the user gets the cause and the log
-            cause = ": ".join([*getattr(error, "__notes__", ()), reason(error)])
-            failure, status = f"{cause}\n\nlast lines of {log}:\n{tail(log)}", 1
-            traceback.print_exc()  # for the log alone
+        except Exception as error:
+            failure, status = failure_of(error, log)
         if session is not None:
             _show(session, console)
     if failure is not None:

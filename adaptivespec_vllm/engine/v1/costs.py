@@ -77,34 +77,32 @@ def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
     """Everything that costs depend on, by name."""
     config = runner.vllm_config
     draft = config.speculative_config.draft_model_config
-    of_device = {}
+    facts = {
+        "machine": runtime.machine(),
+        "device": str(runner.device),
+        "threads": torch.get_num_threads(),
+        "target": cost_cache.model_name(config.model_config.model),
+        "head": cost_cache.model_name(draft.model),
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "ranks": config.parallel_config.tensor_parallel_size,
+        "rows": _most_rows(runner),
+        "packed levels": runner.drafter.head.is_packed,
+        "versions": {
+            "adaptivespec": __version__,
+            "vllm": seams.vllm_version(),
+            "torch": str(torch.__version__),
+            "ops": ops.describe(),
+        },
+        "target settings": config.model_config.compute_hash(),
+        "head settings": draft.compute_hash(),
+        "parallel settings": config.parallel_config.compute_hash(),
+        "compilation settings": config.compilation_config.compute_hash(),
+    }
     if runner.device.type == "cuda":
-        of_device = {"gpu": torch.cuda.get_device_name(runner.device), "attention": runner.attention_name}
-    return (
-        of_device
-        | {
-            "machine": runtime.machine(),
-            "device": str(runner.device),
-            "threads": torch.get_num_threads(),
-            "target": cost_cache.model_name(config.model_config.model),
-            "head": cost_cache.model_name(draft.model),
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "ranks": config.parallel_config.tensor_parallel_size,
-            "rows": _most_rows(runner),
-            "packed levels": runner.drafter.head.is_packed,
-            "versions": {
-                "adaptivespec": __version__,
-                "vllm": seams.vllm_version(),
-                "torch": str(torch.__version__),
-                "ops": ops.describe(),
-            },
-            "target settings": config.model_config.compute_hash(),
-            "head settings": draft.compute_hash(),
-            "parallel settings": config.parallel_config.compute_hash(),
-            "compilation settings": config.compilation_config.compute_hash(),
-        }
-        | ({"adapters": config.lora_config.compute_hash()} if config.lora_config else {})
-    )
+        facts |= {"gpu": torch.cuda.get_device_name(runner.device), "attention": runner.attention_name}
+    if config.lora_config:
+        facts["adapters"] = config.lora_config.compute_hash()
+    return facts
 
 
 def _keep(facts: cost_cache.Facts, costs: Costs) -> None:

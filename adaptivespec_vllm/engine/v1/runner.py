@@ -19,6 +19,7 @@ from adaptivespec_vllm.attention import TreeAttention
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
+from adaptivespec_vllm.engine.learning import observe
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.engine.v1 import integrity
@@ -38,7 +39,7 @@ from adaptivespec_vllm.engine.v1.tree_attention import TreeAttentionStep, attach
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import Drafting, NoDrafting
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.policy.guard import allowance, held_back_by
+from adaptivespec_vllm.policy.guard import allowance
 from adaptivespec_vllm.policy.recording import Recorded
 from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback, TreeShape, TreeTokens, VerifyResult
@@ -296,20 +297,7 @@ class TreeModelRunner:
                 else NOTHING_DRAFTED
             )
         with stats.timed("learn"):
-            # Nothing trips in a step without drafts.
-            before = {req_id: self._trips(req_id) for req_id, f in feedbacks.items() if f.drafted_nodes}
-            self.policy.observe(feedbacks)
-            for req_id, (breaker, guard) in before.items():
-                opened, held_back = self._trips(req_id)
-                stats.breaker_trips += opened and not breaker
-                if held_back is not None and guard is None:
-                    stats.guard_trips[held_back] += 1
-
-    def _trips(self, req_id: str) -> tuple[bool, str | None]:
-        """Whether a request's breaker is open, and the guard that holds its margin back."""
-        signal, margin = self.policy.signal(req_id), self.overrides(req_id).margin
-        open_breaker = signal.tripped and self.settings.tree.policy == "adaptive"  # no other policy minds it
-        return open_breaker, margin and held_back_by(margin, self.settings.guard, signal)
+            observe(self.policy, feedbacks, lambda req_id: self.overrides(req_id).margin, self.settings, stats)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM rewinds the noise of partly prefilled requests by an offset that generators on the CPU do not have. Ours

@@ -19,8 +19,10 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from adaptivespec_vllm.attention import choose
+from adaptivespec_vllm.config import LossyConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
+from adaptivespec_vllm.engine.learning import observe
 from adaptivespec_vllm.engine.v1.cpu_attention import TreeCPUAttentionImpl
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.tree_attention import TreeAttentionStep
@@ -33,7 +35,6 @@ from adaptivespec_vllm.engine.v2.step import PendingTrees, TreeStep
 from adaptivespec_vllm.kv import commit_slots
 from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import TreePolicy
-from adaptivespec_vllm.policy.guard import held_back_by
 from adaptivespec_vllm.policy.recording import Recorded
 from adaptivespec_vllm.types import MarginLimits, TreeShape
 
@@ -254,21 +255,13 @@ class TreeModelRunner(CPUModelRunner):
         for counted, feedbacks in self.verified.take():
             self.totals.add(counted)
             feedbacks = {request: feedback for request, feedback in feedbacks.items() if request in self._alive}
-            before = [self._trips(request) for request in feedbacks]
-            self.policy.observe(feedbacks)
-            for (breaker, guard), request in zip(before, feedbacks, strict=True):
-                opened, held_back = self._trips(request)
-                self.counted.breaker_trips += opened and not breaker
-                if held_back is not None and guard is None:
-                    self.counted.guard_trips[held_back] += 1
+            observe(self.policy, feedbacks, self._margin, self.settings, self.counted)
             self._confidences.update({r: f.confidence for r, f in feedbacks.items() if f.drafted_nodes})
 
-    def _trips(self, request: str) -> tuple[bool, str | None]:
-        """Whether a request's breaker is open, and the guard that holds its margin back."""
-        signal, slot = self.policy.signal(request), self.req_states.req_id_to_index.get(request)
-        margin = None if slot is None else self.limits.overrides[slot].margin
-        open_breaker = signal.tripped and self.settings.tree.policy == "adaptive"  # no other policy minds it
-        return open_breaker, margin and held_back_by(margin, self.settings.guard, signal)
+    def _margin(self, request: str) -> LossyConfig | None:
+        """The margin rule of a request; None where it has no slot."""
+        slot = self.req_states.req_id_to_index.get(request)
+        return None if slot is None else self.limits.overrides[slot].margin
 
     def shapes(self, input_batch: InputBatch) -> tuple[torch.Tensor, int]:
         """``int64 [B, 3]`` depth, width and nodes of each request's tree, at most; levels of the deepest one."""

@@ -145,6 +145,16 @@ def gain_of_drafting(
     return total
 
 
+def gain_of_a_chain(acceptance: float, price: float, level_price: float, depth: int) -> float:
+    """Expected tokens of the best chain whose drafts are all taken so often, net of rows and of levels below the first.
+
+    Arguments as in :func:`gain_of_drafting`.
+    """
+    gains = acceptance ** np.arange(1, depth + 1) - price
+    gains[1:] -= level_price
+    return float(np.cumsum(gains).max())
+
+
 def requests_to_draft(gains: np.ndarray, rows: np.ndarray, base_rows: int, rate: float, first: CostTable) -> np.ndarray:
     """Which requests the head's first pass should run over.
 

@@ -22,8 +22,11 @@ from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeSh
 LONGEST_WAIT = 64
 """Steps between two probes of a request that does not pay, at most."""
 
-PROBE_SHARE = 0.02
+PROBE_SHARE = 0.01
 """Of the time of all steps, that probes may take in the long run."""
+
+BEST_ACCEPTANCE = 0.9
+"""A draft is not expected to be taken more often; where not even that would pay, probes have nothing to find out."""
 
 PROBE_CREDIT = 4.0
 """Time that they may take besides, at the beginning or after others did without; in steps of plain decoding."""
@@ -237,6 +240,8 @@ class _CostAware(Drafting):
         for b in np.flatnonzero(decoding).tolist():
             signals[b].count_down(bool(chosen[b]))
         due = [b for b in np.flatnonzero(decoding & ~chosen).tolist() if signals[b].wait < 0]
+        if not due or not self._could_pay():
+            return
         passing = int(rows[~decoding | chosen].sum())
         for b in sorted(due, key=lambda b: signals[b].wait):
             if policy.credit <= 0:
@@ -247,6 +252,20 @@ class _CostAware(Drafting):
             seconds = costs.first(passing) - (costs.first(before) if before else 0.0)
             seconds += self._step(self._requests + 1) - self._step(self._requests)
             policy.credit -= seconds / self._step(self._requests)
+
+    def _could_pay(self) -> bool:
+        """Whether drafts as good as any would pay, for one request or for all of them together."""
+        costs, step, requests = self._costs, self._step, self._requests
+        return any(
+            choice.gain_of_a_chain(
+                BEST_ACCEPTANCE,
+                self.rate * (step(requests + sharing) - step(requests)) / sharing,
+                self.rate * costs.level(sharing) / sharing,
+                self._policy.shape.depth,
+            )
+            > self.rate * costs.first(sharing) / sharing
+            for sharing in {1, requests}
+        )
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:
         return [self._policy.shape if drafts else NO_TREE for drafts in self.drafts]

@@ -106,13 +106,14 @@ def test_a_run_can_start_from_the_head_of_another(trained: Workplace, tmp_path: 
         "--start-from", str(head), "--epochs", "1", "--learning-rate", "0.000001", "--seed", "1", output=output
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    last, first = (
-        json.loads((directory / "curve.jsonl").read_text().splitlines()[-1]) for directory in (trained.output, output)
-    )
-    assert last["at_depth"][0] > 0.1  # an untrained head is right once in 512 times
-    assert first["at_depth"] == pytest.approx(last["at_depth"], abs=0.05)
-    vocabularies = [load_file(directory / "model.safetensors")["t2d"] for directory in (head, output / "head")]
-    assert torch.equal(*vocabularies)
+    # A step so small changes next to nothing; another seed alone would have begun with other weights.
+    before, after = (load_file(path / "model.safetensors") for path in (head, output / "head"))
+    assert before.keys() == after.keys()
+    for name, weights in before.items():
+        torch.testing.assert_close(
+            after[name].float(), weights.float(), atol=1e-3, rtol=1e-2, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    assert torch.equal(before["t2d"], after["t2d"])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ MEMORY_BOUND = Costs(
 EVERY_ROW_COSTS = Costs(linear(24, 5), linear(2, 0.3), linear(0.9, 0.3), overhead=1.5)
 TILES = Costs(stairs(10, 2, 8), linear(1, 0.05), linear(0.7, 0.05), overhead=1.0)
 DEAR_HEAD = Costs(linear(10, 0.05), linear(2.5, 0.1), linear(2.2, 0.1))
-TOO_DEAR = Costs(linear(1, 20), linear(2, 0.3), linear(0.9, 0.3))
+TOO_DEAR = Costs(linear(10, 20), linear(0.5, 0.3), linear(0.9, 0.3))
+HOPELESS = Costs(linear(1, 20), linear(2, 0.3), linear(0.9, 0.3))
 
 FIXED = [(1, 1, 1), (1, 2, 2), (2, 2, 3), (3, 2, 4), (5, 1, 5), (4, 2, 6), (5, 4, 8), (7, 4, 16)]
 
@@ -123,15 +124,29 @@ class TestGivingUp:
         assert drafted[0] == 1
         assert np.diff(drafted).tolist()[:8] == [3, 5, 9, 17, 33, 65, 65, 65]
 
+    def test_there_are_none_where_not_even_the_best_drafts_would_pay(self):
+        """A row more costs as much as a token in each request of the batch, whatever is drafted."""
+        policy = policy_of(HOPELESS)
+        for _ in range(200):
+            assert policy.begin(["a", "b"], [True, True]).drafts == [False, False]
+            policy.observe({"a": NOTHING_DRAFTED, "b": NOTHING_DRAFTED})
+
+    def test_they_come_back_with_costs_that_leave_hope(self):
+        policy = policy_of(HOPELESS)
+        for _ in range(20):
+            policy.begin(["a"], [True])
+        policy.costs = TOO_DEAR
+        assert policy.begin(["a"], [True]).drafts == [True]
+
     def test_probes_take_a_small_share_of_the_time_however_dear_they_are(self):
-        dear = Costs(linear(10, 0.05), linear(80, 0.1), linear(2, 0.1))
+        dear = Costs(linear(10, 0.05), linear(40, 0.1), linear(0.2, 0.1))
         world, policy = World([GOOD], dear), policy_of(dear)
         assert world.run(policy, 1500) > 0.96 * 1 / dear.target(1)
-        assert 2 <= world.head_passes <= 1500 * PROBE_SHARE / 8 + PROBE_CREDIT
+        assert 2 <= world.head_passes <= 1500 * PROBE_SHARE / 4 + PROBE_CREDIT
 
     def test_requests_share_what_probes_may_take(self):
         """Row by row one step of plain decoding each: the second in line waits for credit, and then has its turn."""
-        policy = policy_of(Costs(linear(1, 20), linear(40, 0.3), linear(0.9, 0.3)))
+        policy = policy_of(Costs(linear(10, 1), linear(11, 0.3), linear(0.2, 0.1)))
         probed = []
         for _ in range(600):
             drafting = policy.begin(["a", "b"], [True, True])

@@ -93,6 +93,7 @@ class TreeModelRunner:
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
         self.settings = settings
+        self._overrides: dict[str, Overrides] = {}
         self.policy = make_policy(settings, self.costs if settings.tree.costs is None else None)
         self._step_times = StepTimes()
         if self.decision_log is not None:
@@ -150,6 +151,7 @@ class TreeModelRunner:
         self.drafter.backlog.forget(req_id)
         self.policy.forget(req_id)
         self.promoted.pop(req_id, None)
+        self._overrides.pop(req_id, None)
 
     def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None) -> Any:
         """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
@@ -211,14 +213,18 @@ class TreeModelRunner:
         with self.stats.timed("sample"):
             try:
                 output = super().sample_tokens(grammar_output)
-                measured = self._decides_by_measured_costs() and self.drafting is not None
-                if measured and self.step is not None and all(self.step.deferred):
+                if self.step is not None and all(self.step.deferred) and self._did_as_modelled():
                     requests, rows = len(self.step.trees), self.step.num_rows
                     expected = self.costs.target(rows) + self.drafting.seconds
                     self._step_times.end(requests, rows, expected, any(self.drafts))
             finally:
                 self.step = None
         return self._with_counts(output)
+
+    def _did_as_modelled(self) -> bool:
+        """Whether costs say what this step should have taken: a request may not want what the policy chose."""
+        drafting = self.drafting
+        return self._decides_by_measured_costs() and drafting is not None and drafting.drafts == self.drafts
 
     def _with_counts(self, output: Any) -> Any:
         """A step's output with what was counted in it."""
@@ -363,19 +369,21 @@ class TreeModelRunner:
 
     def overrides(self, req_id: str) -> Overrides:
         """What the request changes for itself; the front end has refused whatever is not allowed."""
-        params = self.requests[req_id].sampling_params
-        assert params is not None
-        return overrides_of(params.extra_args, self.settings)
+        if req_id not in self._overrides:
+            params = self.requests[req_id].sampling_params
+            assert params is not None
+            self._overrides[req_id] = overrides_of(params.extra_args, self.settings)
+        return self._overrides[req_id]
 
     def begin_drafting(self, rows: Sequence[int]) -> list[bool]:
         """Which requests draft, given the rows that each one takes in the head's first pass."""
         requests, decoding = self.input_batch.req_ids, self.sampled_requests()
-        plain = self._decides_by_measured_costs() and all(decoding) and self._step_times.leaves_out(len(requests))
+        wanted = [self.overrides(req_id).drafts for req_id in requests]
+        plain = not any(wanted) or (
+            self._decides_by_measured_costs() and all(decoding) and self._step_times.leaves_out(len(requests))
+        )
         self.drafting = NoDrafting([False] * len(requests)) if plain else self.policy.begin(requests, decoding, rows)
-        self.drafts = [
-            drafts and self.overrides(req_id).drafts
-            for req_id, drafts in zip(requests, self.drafting.drafts, strict=True)
-        ]
+        self.drafts = [drafts and wants for drafts, wants in zip(self.drafting.drafts, wanted, strict=True)]
         return self.drafts
 
     def bounds(self, confidences: Sequence[float]) -> list[TreeShape]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptivespec_vllm.engine.v1 import step_times
-from adaptivespec_vllm.engine.v1.step_times import ENOUGH, LATER, SOON, STEPS, Residuals, StepTimes
+from adaptivespec_vllm.engine.v1.step_times import ENOUGH, FORGOTTEN, LATER, SOON, STEPS, Residuals, StepTimes
 
 
 class Clock:
@@ -70,6 +70,15 @@ def test_it_follows_a_change(clock: Clock) -> None:
         clock.step(2, 0.5)
     answers = [clock.step(2, 1.5) for _ in range(STEPS)]
     assert dict(answers[-1].plain) == pytest.approx({2: 1.5})
+
+
+def test_steps_with_drafts_are_forgotten_after_a_long_time_without(clock: Clock) -> None:
+    for _ in range(STEPS):
+        clock.step(2, 0.5)
+        clock.step(6, 9.0)
+    answers = [answer for answer in (clock.step(2, 0.5) for _ in range(FORGOTTEN + STEPS)) if answer]
+    assert dict(answers[0].drafting) == pytest.approx({6: 8.5})
+    assert answers[-1].drafting == []
 
 
 def test_steps_with_prompts_do_not_count(clock: Clock) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from adaptivespec_vllm import ops
 from adaptivespec_vllm.attention import LayoutError, choose
 from adaptivespec_vllm.engine.v1.cpu_attention import FALLBACK_ISA, TreeCPUAttentionImpl
 from adaptivespec_vllm.engine.v1.cpu_proposer import CPUTreeProposer
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
+from adaptivespec_vllm.engine.v1.step import Step
 from adaptivespec_vllm.types import VerifyResult
 from adaptivespec_vllm.verify import RequestMargin, verify_greedy
 
@@ -65,3 +67,13 @@ class CPUTreeModelRunner(TreeModelRunner, CPUModelRunner):
         """See :class:`TreeModelRunner`."""
         assert self.step is not None
         return verify_greedy(logits, self.step.batch, margins, self.step.max_depth, self.rule)
+
+    def commit_rows(
+        self, step: Step, fresh: Mapping[str, tuple[torch.Tensor, torch.Tensor]], slots: torch.Tensor
+    ) -> None:
+        """All layers in one call, as a call costs more here than the rows do."""
+        keys, values = zip(*fresh.values(), strict=True)
+        layers = self.compilation_config.static_forward_context
+        key_caches, value_caches = zip(*(layers[name].impl.cache_views for name in fresh), strict=True)
+        walk, rows = step.walk_of_tree_rows()
+        ops.commit_kv(keys, values, key_caches, value_caches, *walk, slots[rows])

@@ -7,7 +7,7 @@ step. ``cpu_runner`` and ``cuda_runner`` put it before vLLM's runner of their pl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -256,18 +256,29 @@ class TreeModelRunner:
         """Write the keys and values of accepted draft rows, and of no others, to the cache."""
         if not self._attention_steps:
             return
-        plan, fresh = step.plan, step.fresh_rows()[step.plan.rows]
-        is_tree_row = fresh >= 0
         for attention, gid in zip(self._attention_steps, self._group_ids(), strict=True):
-            trees = attention.trees
-            kept = to_device(fresh[is_tree_row], self.device)
-            slots = step.slots[gid][to_device(plan.targets[is_tree_row], self.device)]
-            if len(kept):
-                layers = self.compilation_config.static_forward_context
-                for name, (key, value) in trees.fresh.items():
-                    layer = layers[name]
-                    layer.impl.do_kv_cache_update(layer, key[kept], value[kept], layer.kv_cache, slots)
-            trees.fresh.clear()
+            if step.plan.rows.size:
+                self.commit_rows(step, attention.trees.fresh, step.slots[gid])
+            attention.trees.fresh.clear()
+
+    def commit_rows(
+        self, step: Step, fresh: Mapping[str, tuple[torch.Tensor, torch.Tensor]], slots: torch.Tensor
+    ) -> None:
+        """The same in some layers, by vLLM's own cache update.
+
+        Args:
+            step: its result is known.
+            fresh: by layer, keys and values of the tree rows.
+            slots: ``int64``, the sequential slots of all batch rows.
+
+        """
+        places = step.fresh_rows()[step.plan.rows]
+        is_tree_row = places >= 0
+        kept = to_device(places[is_tree_row], self.device)
+        slots = slots[to_device(step.plan.targets[is_tree_row], self.device)]
+        for name, (key, value) in fresh.items() if len(kept) else ():
+            layer = self.compilation_config.static_forward_context[name]
+            layer.impl.do_kv_cache_update(layer, key[kept], value[kept], layer.kv_cache, slots)
 
     def _group_ids(self) -> list[int]:
         return [gid for gid, groups in enumerate(self.attn_groups) for _ in groups]

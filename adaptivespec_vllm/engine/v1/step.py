@@ -73,6 +73,22 @@ class Step:
         place[rows] = np.arange(len(rows))
         return place
 
+    def walk_of_tree_rows(self) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """What the walk accepted, as if the batch were its tree rows alone; on the host, once the result is known.
+
+        Returns:
+            ``(paths, lengths, roots)`` of the requests that have tree rows, each root as its place among these rows;
+            and ``int64``, the batch rows that they are.
+
+        """
+        assert self.result is not None
+        places, deferred = self.fresh_rows(), np.array(self.deferred)
+        which = torch.from_numpy(np.flatnonzero(deferred))
+        roots = torch.from_numpy(places[self.root_rows[deferred]].astype(np.int32))
+        return (self.result.paths[which], self.result.lengths[which], roots), torch.from_numpy(
+            np.flatnonzero(places >= 0)
+        )
+
     @property
     def max_depth(self) -> int:
         """Depth of the deepest tree."""

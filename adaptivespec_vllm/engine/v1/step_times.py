@@ -29,8 +29,11 @@ ENOUGH = 8
 SOON = 32
 """Steps with drafts until plain ones are looked at for the first time; of a size of batch, as all below."""
 
-LATER = 1024
+LATER = 512
 """Steps with drafts until they are looked at again."""
+
+FORGOTTEN = 2048
+"""Steps after which one with drafts no longer counts: a machine that was busy then may have time again."""
 
 _LONGEST = 2 * ENOUGH
 """Steps without drafts in a row, if requests come and go so fast that few of them can be timed."""
@@ -76,13 +79,30 @@ class _Step:
     expected: float
 
 
+@dataclass(frozen=True)
+class _Drafted:
+    """The time of a step that verified drafts.
+
+    Attributes:
+        at: number of the step.
+        requests: of the batch.
+        beyond: seconds beyond the modelled ones.
+
+    """
+
+    at: int
+    requests: int
+    beyond: float
+
+
 @dataclass
 class StepTimes:
     """Times of the steps of a worker that only decode."""
 
     _plain: dict[int, deque[float]] = field(default_factory=dict)
-    _drafting: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)
+    _drafting: dict[int, deque[_Drafted]] = field(default_factory=dict)
     _sizes: dict[int, _Size] = field(default_factory=dict)
+    _kept: int = 0
     _seen: int = 0
     _began: float = 0.0
     _requests: frozenset[str] = frozenset()
@@ -107,9 +127,12 @@ class StepTimes:
 
     def _keep(self, step: _Step, seconds: float) -> None:
         self._seen += 1
+        self._kept += 1
         beyond = seconds - step.expected
         if step.rows > step.requests:
-            self._drafting.setdefault(step.rows, deque(maxlen=_KEPT)).append((step.requests, beyond))
+            self._drafting.setdefault(step.rows, deque(maxlen=_KEPT)).append(
+                _Drafted(self._kept, step.requests, beyond)
+            )
             return
         self._plain.setdefault(step.requests, deque(maxlen=_KEPT)).append(beyond)
         size = self._size(step.requests)
@@ -119,10 +142,12 @@ class StepTimes:
 
     def _beyond(self, plain: list[tuple[int, float]]) -> list[tuple[int, float]]:
         requests, seconds = zip(*plain, strict=True)
+        since = self._kept - FORGOTTEN
+        lately = ((rows, [step for step in kept if step.at > since]) for rows, kept in sorted(self._drafting.items()))
         return [
-            (rows, statistics.median(beyond - float(np.interp(n, requests, seconds)) for n, beyond in kept))
-            for rows, kept in sorted(self._drafting.items())
-            if len(kept) >= ENOUGH
+            (rows, statistics.median(s.beyond - float(np.interp(s.requests, requests, seconds)) for s in steps))
+            for rows, steps in lately
+            if len(steps) >= ENOUGH
         ]
 
     def _size(self, requests: int) -> _Size:

@@ -1,11 +1,11 @@
 """Runs the instructions of a Dockerfile without a container engine, each stage in a directory of its own under chroot.
 
-    run_dockerfile.py build docker/Dockerfile.cpu --base BASE --output IMAGE [--context .]
+    run_dockerfile.py build docker/Dockerfile.cpu --base BASE --output IMAGE [--context .] [--resume]
     run_dockerfile.py run IMAGE [COMMAND...]       # its CMD, or COMMAND, as the image's user with its environment
     run_dockerfile.py health IMAGE                 # its HEALTHCHECK once
 
 BASE is a root file system that stands for the base image, as debootstrap makes one; it is copied, never changed. Needs
-root. What a machine needs to reach packages is added by --bind DIRECTORY and --env NAME=VALUE. RUN --mount is refused.
+root. --resume leaves out what an interrupted build of the same file had done. What a machine needs to reach packages is added by --bind DIRECTORY and --env NAME=VALUE. RUN --mount is refused.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class Build:
     context: Path
     binds: list[str]
     extra: dict[str, str]
+    done: list[str]
     stages: dict[str, Image] = field(default_factory=dict)
     image: Image | None = None
     args: dict[str, str] = field(default_factory=dict)
@@ -134,20 +135,32 @@ class Build:
         words = value.split()
         name = words[2] if len(words) == 3 else str(len(self.stages))
         root = self.output / name
-        if root.exists():
-            shutil.rmtree(root)
-        subprocess.run(["cp", "-a", self.base, root], check=True)
-        shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+        if not self.was_done(f"FROM {name}"):
+            if root.exists():
+                shutil.rmtree(root)
+            subprocess.run(["cp", "-a", self.base, root], check=True)
+            shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+            self.now_done(f"FROM {name}")
         self.image = self.stages[name] = Image(str(root))
 
     def run(self, value: str) -> None:
         assert self.image
         if value.startswith("--"):
             raise Refused(f"RUN {value.split()[0]}")
+        if self.was_done(value):
+            return
         command = self.image.inside([*self.image.shell, value], self.binds, {**self.args, **self.extra})
         status = subprocess.run(command, check=False).returncode
         if status:
             sys.exit(f"exit status {status}: RUN {value}")
+        self.now_done(value)
+
+    def was_done(self, what: str) -> bool:
+        return what in self.done
+
+    def now_done(self, what: str) -> None:
+        self.done.append(what)
+        (self.output / "done.json").write_text(json.dumps(self.done))
 
     def copy(self, value: str) -> None:
         assert self.image
@@ -204,7 +217,9 @@ def instructions(dockerfile: Path) -> Iterator[tuple[str, str]]:
 def build(options: argparse.Namespace, extra: dict[str, str]) -> None:
     """All stages, and beside them what is known of the last one."""
     output = _made(options.output.resolve())
-    walk = Build(options.base.resolve(), output, options.context.resolve(), options.bind, extra)
+    kept = output / "done.json"
+    done = json.loads(kept.read_text()) if options.resume and kept.exists() else []
+    walk = Build(options.base.resolve(), output, options.context.resolve(), options.bind, extra, done)
     for instruction, value in instructions(options.dockerfile):
         print(f"--- {instruction} {value}", flush=True)
         walk.step(instruction, value)
@@ -221,6 +236,7 @@ def main() -> None:
     of_build.add_argument("dockerfile", type=Path)
     of_build.add_argument("--base", type=Path, required=True)
     of_build.add_argument("--output", type=Path, required=True)
+    of_build.add_argument("--resume", action="store_true")
     of_build.add_argument("--context", type=Path, default=Path("."))
     for name in ("run", "health"):
         commands.add_parser(name).add_argument("image", type=Path)

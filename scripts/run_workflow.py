@@ -3,8 +3,8 @@
     run_workflow.py .github/workflows/tests.yml                          # what there is, by job and number
     run_workflow.py .github/workflows/docker.yml image 4 --set matrix.variant=cpu --set matrix.python=python
 
-Steps that use actions are named and not run. An expression is replaced by what --set says of it; one of which nothing is
-said ends the run, so that nothing is run that the workflow does not say.
+Steps that use actions are named and not run. An expression is replaced by what --set says of it; one of which nothing
+is said ends the run, so that nothing is run that the workflow does not say.
 """
 
 from __future__ import annotations

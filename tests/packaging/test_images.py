@@ -100,7 +100,8 @@ def served(tmp_path: Path) -> dict[str, str]:
 
 def test_the_server_of_the_image_passes_pair_and_arguments_on(served: dict[str, str]) -> None:
     said = run(
-        [sys.executable, ROOT / "docker/serve.py", "--max-model-len", "512"], env={**served, "MODEL": "m", "HEAD": "h/1"}
+        [sys.executable, ROOT / "docker/serve.py", "--max-model-len", "512"],
+        env={**served, "MODEL": "m", "HEAD": "h/1"},
     )
     configuration = '{"method": "adaptivespec", "model": "h/1"}'
     assert said.splitlines() == ["serve", "m", "--speculative-config", configuration, "--max-model-len", "512"]

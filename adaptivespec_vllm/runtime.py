@@ -19,7 +19,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 def missing_vllm() -> str | None:
     """What to do where there is no vLLM, which this package does not bring: the build depends on the machine."""
-    if importlib.util.find_spec("vllm") is not None:
+    if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
         return None
     return (
         f"vLLM is not installed in {sys.prefix}; "

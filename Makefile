@@ -30,7 +30,7 @@ NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
 	provenance.py screen.py bench eval simulate training)
 
-.PHONY: help setup demo test quality clean
+.PHONY: help setup demo test quality docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ quality: setup ## lint, format, types of everything below the engine, import rul
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(wildcard $(TYPED))
 	@$(BIN)/python -m pytest -q tests/unit/test_import_rule.py
+
+docs: $(PACKAGE) ## the documentation as a site, warnings as errors, in .cache/site
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . $(CACHE)/site
+	@echo "$(CACHE)/site/index.html"
 
 setup: $(PACKAGE) $(MODEL) ## the virtual environment, with vLLM for CPUs and this package
 
@@ -67,7 +71,7 @@ $(NVCC): $(RUNTIME)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
-	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev,docs]'
 	@touch $@
 
 clean: ## remove what was set up and built

@@ -1,4 +1,4 @@
-"""Writes what this package touches of vLLM, version by version: ``tests/engine/vllm_symbols.json``, ``docs/vllm_compat.md``.
+"""Writes what this package touches of vLLM, by version: ``tests/engine/vllm_symbols.json``, ``docs/vllm_compat.md``.
 
     python scripts/vllm_compat.py [DIRECTORY ...]
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from vllm_notes import NOTES
+from vllm_notes import NOTES, TRIED
 from vllm_source import Source, fingerprint
 from vllm_uses import Use, uses
 
@@ -27,8 +27,12 @@ Fingerprints = Mapping[str, Mapping[str, str | None]]
 """Of each version (``0.32``) the fingerprint of each path."""
 
 AREAS = {
-    "Front end": ("vllm.config", "vllm.engine", "vllm.v1.engine", "vllm.v1.metrics", "vllm.v1.core", "vllm.v1.structured"),
-    "V1 runner": ("vllm.v1.worker.gpu_", "vllm.v1.worker.cpu_", "vllm.v1.spec_decode", "vllm.v1.sample", "vllm.v1.worker.utils"),
+    "Front end": tuple(
+        f"vllm.{name}" for name in ("config", "engine", "v1.engine", "v1.metrics", "v1.core", "v1.struct")
+    ),
+    "V1 runner": tuple(
+        f"vllm.v1.{name}" for name in ("worker.gpu_", "worker.cpu_", "worker.utils", "spec_decode", "sample")
+    ),
     "V2 runner": ("vllm.v1.worker.gpu.", "vllm.v1.worker.cpu."),
     "Attention": ("vllm.v1.attention", "vllm.vllm_flash_attn"),
     "Elsewhere": ("vllm",),
@@ -74,19 +78,19 @@ def page(used: list[Use], known: Fingerprints) -> str:
         "",
         "<!-- written by scripts/vllm_compat.py -->",
         "",
-        f"{len(used)} symbols, walked from the sources: what is imported, what a subclass overrides, and what it takes from "
-        "itself that vLLM has put there; and what `engine/seams.py` and its neighbours list by hand, which is checked when "
-        "an engine starts. A test compares each with its fingerprint (code without comments, docstrings and layout), so "
-        "an update of vLLM that changes one says which, and what it is used for, before anything runs.",
+        f"{len(used)} symbols, walked from the sources: what is imported, what a subclass overrides, and what it takes "
+        "from itself that vLLM has put there; and what `engine/seams.py` and its neighbours list by hand, which is looked "
+        "for when an engine starts. A test compares each with its fingerprint (code without comments, docstrings and "
+        "layout), so an update of vLLM that changes one says which, and what it is used for, before anything runs.",
         "",
         "`body`: the code of a function changed, not how it is called. `signature`: how it is called, or its decorators. "
         "`definition`: what a class or a value declares, a new field for example.",
         "",
-        f"The tests run on {first}. Of later versions the sources have been read, nothing has been run.",
+        f"The tests run on {first}.",
         "",
     ]
     for version in later:
-        lines += _differences(used, known, first, version)
+        lines += [*_differences(used, known, first, version), TRIED.get(version, "Nothing has been run on it."), ""]
     for area, rows in _by_area(used):
         lines += [f"## {area}", "", "| symbol | what for | how, and where | " + " | ".join(later) + " |"]
         lines += ["|---|---|---|" + "---|" * len(later)]

@@ -1,8 +1,8 @@
 """Every symbol of vLLM that this package touches, walked from its sources.
 
-Three kinds of places are looked at: what is imported and what is taken from it by name; what a subclass of one of vLLM's
-classes overrides; and what such a class takes from itself that vLLM has put there. ``engine/seams.py`` adds what only a
-person can list (attributes of objects that are handed over), with the reason for each.
+Three kinds of places are looked at: what is imported and what is taken from it by name; what a subclass of a class of
+vLLM's overrides; and what it takes from itself that vLLM has put there. ``engine/seams.py`` adds what only a person can
+list (attributes of objects that are handed over), with the reason for each.
 """
 
 from __future__ import annotations

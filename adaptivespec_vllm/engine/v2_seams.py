@@ -26,7 +26,9 @@ V2: list[Seam] = [
         )
     ),
     Seam("vllm.v1.outputs:DraftTokenIds", "the same", runner="V2"),
-    Seam("vllm.v1.outputs:AsyncModelRunnerOutput.get_output", "output of a step, with what became of trees", runner="V2"),
+    Seam(
+        "vllm.v1.outputs:AsyncModelRunnerOutput.get_output", "a step's output, with what became of trees", runner="V2"
+    ),
     Seam("vllm.v1.worker.cpu.model_runner:CPUModelRunner", "base class of our runner", platform="cpu", runner="V2"),
     _v2("model_states.default:DefaultModelState.prepare_attn", "attach the trees"),
     _v2("spec_decode.eagle.speculator:EagleSpeculator", "base class of our speculator"),

@@ -1,4 +1,4 @@
-"""Masks of trees in either layout that vLLM's managers of grammars have: rows end to end, or as many for every request."""
+"""Masks of trees in either layout that vLLM has had: rows of requests end to end, or as many for every request."""
 
 from __future__ import annotations
 

@@ -79,12 +79,13 @@ def page(used: list[Use], known: Fingerprints) -> str:
         "<!-- written by scripts/vllm_compat.py -->",
         "",
         f"{len(used)} symbols, walked from the sources: what is imported, what a subclass overrides, and what it takes "
-        "from itself that vLLM has put there; and what `engine/seams.py` and its neighbours list by hand, which is looked "
-        "for when an engine starts. A test compares each with its fingerprint (code without comments, docstrings and "
-        "layout), so an update of vLLM that changes one says which, and what it is used for, before anything runs.",
+        "from itself that vLLM has put there; and what `engine/seams.py` and its neighbours list by hand, which is "
+        "looked for when an engine starts. A test compares each with its fingerprint (code without comments, "
+        "docstrings and layout), so an update of vLLM that changes one says which, and what it is used for, before "
+        "anything runs.",
         "",
-        "`body`: the code of a function changed, not how it is called. `signature`: how it is called, or its decorators. "
-        "`definition`: what a class or a value declares, a new field for example.",
+        "`body`: the code of a function changed, not how it is called. `signature`: how it is called, or its "
+        "decorators. `definition`: what a class or a value declares, a new field for example.",
         "",
         f"The tests run on {first}.",
         "",

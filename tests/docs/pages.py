@@ -13,7 +13,8 @@ A block of shell commands says behind its language how it is known to work:
 ``container``  builds or runs a container
 =============  ========================================================================================
 
-What is no command has another language: ``text`` for what is printed or drawn, ``json``, ``yaml``, ``python``.
+A script is marked ``python run``. What is no command has another language: ``text`` for what is printed or drawn,
+``json``, ``yaml``, ``python``.
 """
 
 from __future__ import annotations

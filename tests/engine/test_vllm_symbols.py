@@ -32,9 +32,9 @@ def test_the_installed_vllm_says_what_it_said(source: Source, used: list[Use]) -
     known = vllm_compat.stored()[source.version()]
     now = vllm_compat.fingerprints_of(source, used)
     changed = [
-        f"{use.path}: {vllm_compat.change(known[use.path], now[use.path])}; {sorted(use.why | use.ways)} in {sorted(use.files)}"
+        f"{use.path}: {change}; {sorted(use.why | use.ways)} in {sorted(use.files)}"
         for use in used
-        if use.path in known and known[use.path] != now[use.path]
+        if (change := vllm_compat.change(known.get(use.path, now[use.path]), now[use.path]))
     ]
     assert changed == [], UPDATE
 

@@ -13,8 +13,7 @@ A block of shell commands says behind its language how it is known to work:
 ``container``  builds or runs a container
 =============  ========================================================================================
 
-A script is marked ``python run``. What is no command has another language: ``text`` for what is printed or drawn,
-``json``, ``yaml``, ``python``.
+What is no command has another language: ``text`` for what is printed or drawn, ``json``, ``yaml``, ``python``.
 """
 
 from __future__ import annotations

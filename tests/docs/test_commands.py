@@ -40,7 +40,7 @@ COMMANDS = {
     "train-head": train_head,
 }
 TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-QUICK = {block.text: block for block in blocks("bash", "python") if block.mark == "run"}
+QUICK = {block.text: block for block in SHELL if block.mark == "run"}
 PLACEHOLDERS = re.compile(r"\b(TARGET|MODEL|HEAD)\b")
 
 
@@ -139,13 +139,12 @@ def pair() -> DemoModel:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", QUICK.values(), ids=map(str, QUICK.values()))
-def test_quick_blocks_run(block: Block, pair: DemoModel, tmp_path: Path) -> None:
+def test_quick_commands_run(block: Block, pair: DemoModel, tmp_path: Path) -> None:
     named = {"TARGET": str(pair.model), "MODEL": str(pair.model), "HEAD": str(pair.head)}
     (tmp_path / "adaptivespec.json").write_text(json.dumps({"method": "adaptivespec", "model": named["HEAD"]}))
     text = PLACEHOLDERS.sub(lambda found: named[found[0]], block.text)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
-    (tmp_path / "script.py").write_text(text)
-    command = ["bash", "-euo", "pipefail", "-c", text] if block.language == "bash" else [sys.executable, "script.py"]
+    command = ["bash", "-euo", "pipefail", "-c", text]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{block}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

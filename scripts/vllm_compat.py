@@ -111,7 +111,7 @@ def _differences(used: list[Use], known: Fingerprints, first: str, version: str)
         "",
         f"{same} of {len(used)} are the same, {len(differing)} differ"
         + (f", {len(used) - same - len(differing)} were not looked at" if same + len(differing) < len(used) else "")
-        + ".",
+        + ". Nothing in the last column: only parts changed that this package neither sees nor relies on.",
         "",
         f"| symbol | what for | {version} | what that means here |",
         "|---|---|---|---|",

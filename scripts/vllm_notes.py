@@ -9,7 +9,13 @@ _RUNNER = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _SPECULATOR = "vllm.v1.worker.gpu.spec_decode"
 _AUTOREGRESSIVE = f"{_SPECULATOR}.target_dependent_ar.speculator:TargetDependentARSpeculator"
 
-TRIED: dict[str, str] = {}
+TRIED = {
+    "0.33": (
+        "No CPU build of 0.33 was to be had. Its Python code was run over the binaries of 0.32's CPU build, on the V1 "
+        "runner: `tests/e2e/test_exactness.py` (15 passed), `test_structured_output.py` (53 passed, 4 skipped) and "
+        "`test_requests.py` (42 passed). Not the V2 runner, and nothing on a GPU."
+    )
+}
 """Of a version what has been run on it."""
 
 NOTES: dict[str, dict[str, str]] = {
@@ -18,6 +24,7 @@ NOTES: dict[str, dict[str, str]] = {
             "new keys beside ours: `disable_lookahead_block_hashes`, `draft_lm_head_quantization`, `xpress_topc`, "
             "`fly_*`; they are passed on, not yet looked at"
         ),
+        "vllm.config:VllmConfig": "with V2, a head with a smaller window now lowers `max_model_len` for all requests",
         "vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask": (
             "rows of a request are padded to the largest number of drafts, which the runners count on; "
             "`engine/v1/scheduler.py` lays masks of trees out in the way that it finds"

@@ -37,7 +37,7 @@ RELEASE_TOOLS = $$($(BUILDER)/bin/python -c 'import tomllib; print(*tomllib.load
 IMAGE := $(CACHE)/image
 IMAGE_RUN = $(BIN)/python scripts/run_dockerfile.py $(IMAGE_OPTIONS)
 
-.PHONY: help setup demo test quality packages dist image-check clean
+.PHONY: help setup demo test quality docs packages dist image-check clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ quality: setup ## lint, format, types of everything below the engine, import rul
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(wildcard $(TYPED))
 	@$(BIN)/python -m pytest -q tests/unit/test_import_rule.py
+
+docs: $(PACKAGE) ## the documentation as a site, warnings as errors, in .cache/site
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . $(CACHE)/site
+	@echo "$(CACHE)/site/index.html"
 
 setup: $(PACKAGE) $(MODEL) ## the virtual environment, with vLLM for CPUs and this package
 
@@ -74,7 +78,7 @@ $(NVCC): $(RUNTIME)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
-	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev,docs]'
 	@touch $@
 
 packages: setup ## build native packages twice, compare and install them

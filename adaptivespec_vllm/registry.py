@@ -1,7 +1,7 @@
 """Verification rules and tree policies by name; the one place where a new one is registered.
 
 A name leads to a class that is imported when it is first asked for, so that a configuration costs no more than what it
-names. ``docs/adding_a_rule.md`` shows how to add one.
+names. ``docs/adding_a_rule.md`` and ``docs/adding_a_policy.md`` show how to add one.
 """
 
 from __future__ import annotations

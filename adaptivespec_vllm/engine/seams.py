@@ -108,6 +108,10 @@ SEAMS: list[Seam] = [
     Seam("vllm.v1.engine:EngineCoreOutput.kv_transfer_params", "carries what became of a request", "front"),
     Seam("vllm.v1.metrics.stats:RequestSpecDecodeMetrics.to_dict", "a request's record in the response", "front"),
     Seam("vllm.v1.metrics.loggers:AggregateStatLoggerBase", "our stat logger is one", "front"),
+    *(
+        Seam(f"vllm.v1.metrics.loggers:AggregateStatLoggerBase.{name}", "what it is told", "front")
+        for name in ("record", "log", "log_engine_initialized")
+    ),
     Seam("vllm.v1.metrics.loggers:PrometheusStatLogger._histogram_cls", "kinds of metrics, Ray's or not", "front"),
     Seam("vllm.v1.outputs:ModelRunnerOutput", "carries a step's counts"),
     VALIDATE_SPEC_DECODE,
@@ -137,6 +141,7 @@ SEAMS: list[Seam] = [
         platform="cpu",
     ),
     _runner("get_kv_cache_spec", "size of a KV block"),
+    Seam("vllm.v1.worker.gpu_worker:Worker.finish_weight_update", "the head's packed copy follows new weights"),
     Seam("vllm.forward_context:set_forward_context", "passes whose costs are measured"),
     _runner("maybe_select_dummy_loras", "the same, of a target with adapters"),
     Seam("vllm.lora.layers:BaseLayerWithLoRA", "a layer that the head shares is wrapped for adapters"),
@@ -154,6 +159,7 @@ SEAMS: list[Seam] = [
     _runner("_on_request_state_removed", "end of a request"),
     _runner("initialize_kv_cache", "layout of the cache"),
     Seam("vllm.v1.worker.cpu_model_runner:CPUModelRunner.load_model", "attention learns trees", platform="cpu"),
+    Seam("vllm.v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache", "layout of the cache", platform="cpu"),
     Seam("vllm.v1.worker.utils:AttentionGroup.get_metadata_builder", "metadata of the rows beside trees"),
     Seam("vllm.v1.attention.backend:CommonAttentionMetadata", "the same"),
     Seam("vllm.v1.spec_decode.eagle:EagleProposer", "base class of our proposer"),

@@ -26,9 +26,13 @@ V2: list[Seam] = [
         )
     ),
     Seam("vllm.v1.outputs:DraftTokenIds", "the same", runner="V2"),
+    Seam(
+        "vllm.v1.outputs:AsyncModelRunnerOutput.get_output", "a step's output, with what became of trees", runner="V2"
+    ),
     Seam("vllm.v1.worker.cpu.model_runner:CPUModelRunner", "base class of our runner", platform="cpu", runner="V2"),
     _v2("model_states.default:DefaultModelState.prepare_attn", "attach the trees"),
     _v2("spec_decode.eagle.speculator:EagleSpeculator", "base class of our speculator"),
+    _v2("spec_decode.eagle.speculator:EagleSpeculator.load_model", "the head is packed once it is loaded"),
     _v2("spec_decode.speculator:DraftModelSpeculator.sample_draft", "rows that are drafted from"),
     _v2("spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator.propose", "first pass of the head"),
     _v2("spec_decode.rejection_sampler:RejectionSampler.__call__", "walk of the trees"),

@@ -34,6 +34,8 @@ class TreeGrammars:
 
     def __init__(self, stock: StructuredOutputManager) -> None:
         self._stock = stock
+        self._room = 0
+        """Rows that vLLM gives a request without drafts: one, or from 0.33 on room for the most drafts."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stock, name)
@@ -51,10 +53,15 @@ class TreeGrammars:
     def grammar_bitmask(
         self, requests: Mapping[str, Any], req_ids: list[str], drafts: Mapping[str, list[int]]
     ) -> np.ndarray | None:
-        """``int32 [rows, words]``: for each request the mask behind its root, then behind each of its drafts."""
+        """``int32 [rows, words]``: for each request the mask behind its root, then behind each of its drafts.
+
+        Where vLLM gives every request the same number of rows, those behind are padding.
+        """
         if not any(isinstance(drafts.get(req_id), TreeTokens) for req_id in req_ids):
             return self._stock.grammar_bitmask(requests, req_ids, drafts)
-        return np.concatenate([self._masks(requests, req_id, drafts.get(req_id, [])) for req_id in req_ids])
+        self._room = self._room or len(self._stock.grammar_bitmask(requests, req_ids[:1], {}))
+        masks = (self._masks(requests, req_id, drafts.get(req_id, [])) for req_id in req_ids)
+        return np.concatenate([np.pad(rows, ((0, max(0, self._room - len(rows))), (0, 0))) for rows in masks])
 
     def _masks(self, requests: Mapping[str, Any], req_id: str, tokens: list[int]) -> np.ndarray:
         if not isinstance(tokens, TreeTokens):
@@ -70,4 +77,4 @@ class TreeGrammars:
 
     def _along(self, requests: Mapping[str, Any], req_id: str, text: list[int]) -> np.ndarray:
         """The masks along one text; the stock manager's own buffer is written again by its next call."""
-        return self._stock.grammar_bitmask(requests, [req_id], {req_id: text}).copy()
+        return self._stock.grammar_bitmask(requests, [req_id], {req_id: text})[: 1 + len(text)].copy()

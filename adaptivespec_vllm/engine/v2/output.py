@@ -137,6 +137,10 @@ class TreeOutput(AsyncModelRunnerOutput):
         }
         return TreeRunnerOutput.of(output, counted, told)
 
+    def get_kv_connector_output(self) -> Any:
+        """Of vLLM 0.33 and later, which asks for it where ``get_output`` failed."""
+        return self._stock.get_kv_connector_output()
+
 
 def _news(step: TreeStep) -> dict[str, torch.Tensor]:
     result, batch = step.result, step.batch

@@ -28,7 +28,7 @@ NVCC := $(VENV)/.stamp-nvcc
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
-	provenance.py screen.py bench eval simulate training)
+	provenance.py screen.py bench eval simulate report training)
 
 .PHONY: help setup demo test quality clean
 
@@ -67,7 +67,7 @@ $(NVCC): $(RUNTIME)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
-	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev,eval]'
 	@touch $@
 
 clean: ## remove what was set up and built

@@ -178,10 +178,12 @@ class Session:
             logprobs=1,
             stop=None if chats or not task.stop else list(task.stop),
         )
-        started = time.perf_counter()
         given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        engine.counters()  # reading resets them
+        started = time.perf_counter()
         outputs = engine.llm.generate(given, params, use_tqdm=False)
         seconds = (time.perf_counter() - started) / len(items)
+        steps = engine.counters().get("steps")
         for item, output in zip(items, outputs, strict=True):
             (own,) = output.outputs
             mark = task.mark(item, own.text)
@@ -197,6 +199,8 @@ class Session:
                     correct=mark.correct,
                     why=mark.why,
                     seconds=seconds,
+                    # A prompt's own step brings the first token: it is none of drafting's.
+                    steps=None if steps is None else steps / len(items) - 1,
                 )
             )
 

@@ -6,6 +6,9 @@ A rule is what stands behind ``@`` in the arms of ``adaptivespec bench``: a kapp
 (``typical:epsilon=0.2``). One engine decodes all prompts with each arm, its drafts and its walk those of the product.
 Time is not measured: what each step of a request would take alone follows from tables of costs, as in ``adaptivespec
 simulate``. An arm that is in the output already is not decoded again, so a run that was stopped goes on.
+
+``--eval DIRECTORY`` makes of the output what ``adaptivespec eval`` writes, with ``--table`` it is printed; no arm is
+decoded then.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from typing import Any
 
 from adaptivespec_vllm import runtime
 from adaptivespec_vllm.bench.arms import Arm, parse
+from adaptivespec_vllm.bench.models import fingerprint
+from adaptivespec_vllm.provenance import provenance
+from benchmarks import lossy_figures
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = ROOT / "tests" / "e2e" / "data" / "prompts.jsonl"
@@ -45,8 +51,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--ignore-eos", action="store_true")
     parser.add_argument("--minutes", type=float, default=8.0, help="no further arm is begun after so many")
+    parser.add_argument("--exercises", type=int, help="so many exercises of adaptivespec eval, in place of prompts")
     parser.add_argument("--output", type=Path, required=True, help="a line of JSON an arm is added")
+    parser.add_argument("--eval", type=Path, help="write eval.json of the output here")
+    parser.add_argument("--table", action="store_true", help="print the output as a table")
     args = parser.parse_args()
+    if args.eval is not None or args.table:
+        lossy_figures.show(args.output, args.eval)
+        return
     runtime.enter(reexecute=True, VLLM_LOGGING_LEVEL="WARNING", VLLM_ENABLE_V1_MULTIPROCESSING="0")
     started = time.perf_counter()
 
@@ -55,7 +67,7 @@ def main() -> None:
     demo = prepare(runtime.cache_dir(), print)
     model, head = args.model or demo.model, args.head or demo.head
     names = [f"tree:{shape}" + ("" if rule == "strict" else f"@{rule}") for shape in args.shapes for rule in args.rules]
-    arms = parse(" ".join([*names, *args.arms]), str(head))[1:]
+    arms = parse(" ".join([*names, *args.arms]), str(head))
     missing = [arm for arm in arms if arm.name not in done(args.output)]
     if not missing:
         return
@@ -89,10 +101,11 @@ class Decoder:
     def __init__(self, model: Path, head: Path, args: argparse.Namespace) -> None:
         from vllm import LLM
 
-        from adaptivespec_vllm.bench.prompts import choose, encode, read
+        from adaptivespec_vllm.bench.prompts import Prompt, encode, read
+        from adaptivespec_vllm.eval.exercises import Exercises
         from adaptivespec_vllm.simulate.tables import SHIPPED, costs_of
 
-        self._args = args
+        self._args, self._model, self._head = args, str(model), str(head)
         self._costs = {name: costs_of(name) for name in SHIPPED}
         shape = {"depth": 8, "width": 8, "nodes": 48}
         self._llm = LLM(
@@ -111,7 +124,12 @@ class Decoder:
         )
         self._runner = self._llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
         tokenizer = self._llm.get_tokenizer()
-        chosen = choose(read(args.prompts), None, None)
+        self._exercises = None if args.exercises is None else Exercises(args.exercises, 0)
+        if self._exercises is not None:
+            texts = [(item, self._exercises.message(item)) for item in self._exercises.items]
+            chosen = [Prompt(item.id, item.row["kind"], text) for item, text in texts]
+        else:
+            chosen = read(args.prompts)
         by_kind = defaultdict(list)
         for prompt in chosen:
             by_kind[prompt.kind].append(prompt)
@@ -126,11 +144,14 @@ class Decoder:
 
         from adaptivespec_vllm.config import resolve
 
-        assert arm.speculative is not None
-        self._runner.configure(resolve({**arm.speculative, "num_speculative_tokens": MOST_NODES}))
+        self._runner.configure(resolve({**(arm.speculative or {}), "num_speculative_tokens": MOST_NODES}))
         self._llm.reset_prefix_cache()
         params = SamplingParams(
-            temperature=0, max_tokens=self._args.tokens, logprobs=1, ignore_eos=self._args.ignore_eos
+            temperature=0,
+            max_tokens=self._args.tokens,
+            logprobs=1,
+            ignore_eos=self._args.ignore_eos,
+            extra_args={"adaptivespec_max_nodes": 0} if arm.speculative is None else None,
         )
         inputs = [{"prompt_token_ids": list(prompt.tokens)} for prompt in self._prompts]
         started = time.perf_counter()
@@ -143,6 +164,8 @@ class Decoder:
                 {
                     "id": prompt.id,
                     "kind": prompt.kind,
+                    "text": own.text,
+                    "correct": self._correct(prompt.id, own.text),
                     "tokens": list(own.token_ids),
                     "decoded": len(own.token_ids) - 1,  # the first one comes with the prompt
                     "finish": own.finish_reason,
@@ -152,10 +175,19 @@ class Decoder:
             )
         return {
             "arm": arm.name,
+            "speculative": arm.speculative,
             "batch": self._args.batch,
+            "most": self._args.tokens,
+            "provenance": provenance(),
+            "settings": {"model": fingerprint(self._model), "head": fingerprint(self._head)},
             "wall": time.perf_counter() - started,
             "texts": texts,
         }
+
+    def _correct(self, id: str, text: str) -> bool | None:
+        if self._exercises is None:
+            return None
+        return self._exercises.mark(next(item for item in self._exercises.items if item.id == id), text).correct
 
 
 def losses(output: Any) -> Iterator[tuple[int, float]]:
@@ -191,7 +223,7 @@ class Watch:
             self._rows[request] = feedback.accepted + 1
 
     def of(self, prompt: list[int]) -> dict[str, Any]:
-        """Of the request with a prompt."""
+        """Of the request with a prompt; no two have the same."""
         request = next(name for name, own in self.prompts.items() if own == tuple(prompt))
         steps = self._steps[request]
         return {

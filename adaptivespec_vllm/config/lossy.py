@@ -68,7 +68,7 @@ class MarginConfig(LossyConfig):
     lookahead: bool = Field(
         default=True,
         description="Whether such a token must also be worth it: a token more for each half of the log-probability "
-        "that `kappa` allows. A match may then be passed over for a longer path. See [rules.md](rules.md#looking-ahead).",
+        "that `kappa` allows; a match may be passed over for a longer path. See [rules.md](rules.md#looking-ahead).",
     )
 
     @property

@@ -72,7 +72,12 @@ def answers_of(row: dict[str, Any]) -> list[Answer]:
 def cells(row: dict[str, Any], own: Figures, strict: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     """A line of the table."""
     ratio, low, high = against(row, strict)
-    told = own.fidelity
+    told, pair = own.fidelity, own.paired
+    marks = [] if own.accuracy is None else [f"{100 * own.accuracy:.1f} %"]
+    if pair is not None:
+        marks.append(f"-{pair.lost} +{pair.gained}, p {pair.p:.3f}")
+    if pair is not None and pair.recovery is not None:
+        marks.append("recovery {:.3f} ({:.3f} to {:.3f})".format(*pair.recovery))
     return [
         row["arm"],
         str(own.n),
@@ -84,13 +89,7 @@ def cells(row: dict[str, Any], own: Figures, strict: dict[str, Any], plain: dict
         f"{100 * told.same:.0f} %",
         "" if told.divergence is None else f"{told.divergence:.0f}",
         *(f"{speed(row, name) / speed(plain, name):.2f}" for name in ("cpu-2core", "a100-8b")),
-        *([] if own.accuracy is None else [f"{100 * own.accuracy:.1f} %"]),
-        *([] if own.paired is None else [f"-{own.paired.lost} +{own.paired.gained} p {own.paired.p:.3f}"]),
-        *(
-            []
-            if own.paired is None or own.paired.recovery is None
-            else ["{:.3f} ({:.3f} to {:.3f})".format(*own.paired.recovery)]
-        ),
+        *marks,
     ]
 
 

@@ -47,7 +47,9 @@ def main() -> None:
 
 def _within(policy: str) -> Arm:
     """A policy with trees that were recorded."""
-    return Arm(policy, "policy", {"method": METHOD, "tree": {"policy": policy, "shape": _RECORDED}})
+    return Arm(
+        policy, "policy", {"method": METHOD, "model": "recorded", "tree": {"policy": policy, "shape": _RECORDED}}
+    )
 
 
 def best_shapes(recording: Recording, costs: Costs) -> list[float]:

@@ -12,6 +12,7 @@ import pytest
 
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.eval import sandbox
+from adaptivespec_vllm.eval.exercises import Exercises
 from adaptivespec_vllm.eval.tasks import Gsm8k, HumanEval, Item, Math, Prompts, last_number, program
 
 
@@ -166,3 +167,25 @@ def test_no_file(tmp_path: Path) -> None:
     (tmp_path / "q.gz").write_text("not packed")
     with pytest.raises(BadInput, match="that can be read"):
         Gsm8k(tmp_path / "q.gz")
+
+
+def test_exercises_are_made_of_their_seed() -> None:
+    eight = Exercises(8, 0)
+    assert [item.row for item in Exercises(12, 0).items][:8] == [item.row for item in eight.items]
+    assert Exercises(8, 1).digest != eight.digest == Exercises(8, 0).digest
+    assert [item.row["kind"] for item in eight.items] == 2 * ["sum", "copy", "count", "commas"]
+    assert len({item.id for item in eight.items}) == 8
+
+
+def test_exercises_are_marked() -> None:
+    total, copy, count, commas = Exercises(4, 0).items
+    task, wrong = Exercises(4, 0), "apple, 1"
+    for item in (total, copy, count, commas):
+        answer = item.row["answer"]
+        assert task.mark(item, f"Sure! {answer.capitalize()}.").correct
+        assert task.mark(item, f"Here:\n{answer}").correct
+        assert not task.mark(item, wrong).correct and not task.mark(item, "").correct
+    assert not task.mark(total, f"{total.row['answer']} or 7").correct  # the last number counts
+    for item, more in ((copy, " and"), (count, ", 99"), (commas, ", lamp")):
+        assert not task.mark(item, item.row["answer"] + more).correct  # it did not stop
+        assert not task.mark(item, item.row["answer"][1:]).correct

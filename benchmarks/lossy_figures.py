@@ -12,10 +12,12 @@ from adaptivespec_vllm.bench.arms import PLAIN, Arm
 from adaptivespec_vllm.config import METHOD, load
 from adaptivespec_vllm.eval.answers import Answer
 from adaptivespec_vllm.eval.exercises import Exercises
+from adaptivespec_vllm.eval.fidelity import repetition
 from adaptivespec_vllm.eval.result import Figures, Result, figures, too_small
 from adaptivespec_vllm.eval.tasks import Prompts
 
 RESAMPLES = 2000
+WINDOW = 256
 _HEADINGS = (
     "arm | n | tokens a step | against strict | 95 % interval | nats a token | promoted | same text | "
     "first difference | times plain, cpu-2core | times plain, a100-8b"
@@ -34,6 +36,26 @@ def show(output: Path, directory: Path | None) -> None:
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         print(result.write(directory))
+
+
+def drift(output: Path) -> None:
+    """Print how figures change along the answers, kind by kind, in windows of WINDOW tokens."""
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        for kind in dict.fromkeys(text["kind"] for text in row["texts"]):
+            texts = [text for text in row["texts"] if text["kind"] == kind]
+            longest = max(len(text["tokens"]) for text in texts)
+            parts = [window(texts, first) for first in range(0, longest - WINDOW + 1, WINDOW)]
+            for name, values in zip(("nats a token", "repeated runs"), zip(*parts, strict=True), strict=True):
+                print(" | ".join([row["arm"], kind, name, *(f"{value:.3f}" for value in values)]))
+
+
+def window(texts: list[dict[str, Any]], first: int) -> tuple[float, float]:
+    """Nats a token and repeated runs of WINDOW tokens of each text."""
+    places = range(first, first + WINDOW)
+    lost = sum(nats for text in texts for place, nats in text["losses"] if place in places)
+    repeated = [repetition(text["tokens"][first : first + WINDOW]) for text in texts]
+    return lost / (WINDOW * len(texts)), float(np.mean(repeated))
 
 
 def evaluated(rows: list[dict[str, Any]]) -> Result:

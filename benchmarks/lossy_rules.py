@@ -7,8 +7,8 @@ A rule is what stands behind ``@`` in the arms of ``adaptivespec bench``: a kapp
 Time is not measured: what each step of a request would take alone follows from tables of costs, as in ``adaptivespec
 simulate``. An arm that is in the output already is not decoded again, so a run that was stopped goes on.
 
-``--eval DIRECTORY`` makes of the output what ``adaptivespec eval`` writes, with ``--table`` it is printed; no arm is
-decoded then.
+``--eval DIRECTORY`` makes of the output what ``adaptivespec eval`` writes, with ``--table`` it is printed, with
+``--drift`` window by window of long answers; no arm is decoded then.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="a line of JSON an arm is added")
     parser.add_argument("--eval", type=Path, help="write eval.json of the output here")
     parser.add_argument("--table", action="store_true", help="print the output as a table")
+    parser.add_argument("--drift", action="store_true", help="print how it changes along the answers")
     args = parser.parse_args()
+    if args.drift:
+        lossy_figures.drift(args.output)
+        return
     if args.eval is not None or args.table:
         lossy_figures.show(args.output, args.eval)
         return

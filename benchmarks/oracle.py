@@ -23,7 +23,7 @@ from adaptivespec_vllm.simulate.recording import NOT_TAKEN, Position, RecordedTe
 from adaptivespec_vllm.simulate.search import Beam, shapes
 from adaptivespec_vllm.simulate.tables import SHIPPED, costs_of
 
-ARMS = "plain stock:3 tree:3,4,3 tree:4,4,5 tree:5,4,8 tree:8,4,24 tree:8,7,48 paper adaptive sglang-adaptive default"
+ARMS = "plain stock:3 tree:3,4,3 tree:4,4,5 tree:5,4,8 tree:8,4,24 tree:8,8,48 paper adaptive sglang-adaptive default"
 _RECORDED = {"depth": 7, "width": 8, "nodes": 60}
 """The largest tree of talon and ddd, whose own is wider than what was recorded."""
 

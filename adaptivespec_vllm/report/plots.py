@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from adaptivespec_vllm.bench.arms import PLAIN
 from adaptivespec_vllm.bench.result import Place, Result, Trace
-from adaptivespec_vllm.report.points import STRICT, Point, best, crossover
+from adaptivespec_vllm.report.points import PUBLISHED, STRICT, Point, best, crossover, setting_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _RULES = {
     STRICT: "#222222",
     "margin": "#1b7f5c",
+    PUBLISHED: "#5aa9e6",
     "margin with a guard": "#7cc5a9",
     "mars": "#d95f02",
     "typical": "#7570b3",
@@ -41,9 +42,9 @@ def frontier(found: Sequence[Point], axis: str) -> Figure:
     axes.step([*(p.lost for p in kept), 1.05 * right], [*(p.speed for p in kept), kept[-1].speed], where="post",
               color="#bbbbbb", lw=6, alpha=0.5, zorder=0)  # fmt: skip
     for point in found:
-        name = point.arm.partition("@")[2] or STRICT
-        axes.annotate(name, (point.lost, point.speed), xytext=(5, -9), textcoords="offset points", fontsize=7,
-                      color=_RULES.get(point.rule, _OTHER))  # fmt: skip
+        told, colour = setting_of(point.arm, point.rule), _RULES.get(point.rule, _OTHER)
+        offset = {"xytext": (5, -9), "textcoords": "offset points"}
+        axes.annotate(told, (point.lost, point.speed), **offset, fontsize=7, color=colour)
     axes.set(xlabel="log-probability given up (nats a token): further right is worse", ylabel=axis)
     axes.set_xlim(-0.03 * right, 1.12 * right)
     _legends(axes, found, drafts)

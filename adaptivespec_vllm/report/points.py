@@ -12,6 +12,7 @@ from adaptivespec_vllm.bench.arms import PLAIN
 from adaptivespec_vllm.eval import result as evaluation
 
 STRICT = "strict"
+PUBLISHED = "margin as published"
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,21 @@ def points(rows: list[evaluation.Figures], arms: Mapping[str, Any], speeds: Mapp
 
 
 def rule_of(arm: str, speculative: Any) -> str:
-    """Family of the rule of an arm: strict, margin, margin with a guard, or the rule's name."""
+    """Family of the rule of an arm: strict, one of three kinds of margin, or the rule's name."""
     options = speculative if isinstance(speculative, Mapping) else {}
     if rule := options.get("rule"):
         return str(rule.get("name"))
-    if options.get("margin"):
-        return "margin with a guard" if options.get("guard") else "margin"
+    if margin := options.get("margin"):
+        published = options.get("preset") == "paper" if "lookahead" not in margin else not margin["lookahead"]
+        return "margin with a guard" if options.get("guard") else PUBLISHED if published else "margin"
     return STRICT
+
+
+def setting_of(arm: str, rule: str) -> str:
+    """What an arm's name says of its rule beyond which one it is: a kappa, keys, or nothing but the name."""
+    _, marked, suffix = arm.partition("@")
+    keys = suffix.removeprefix("margin:kappa=").removesuffix(",lookahead=false").removeprefix(f"{rule}:")
+    return keys if marked else rule
 
 
 def best(found: list[Point]) -> list[Point]:

@@ -165,6 +165,18 @@ class TestPoints:
         ]
         assert [(p.lost, p.speed) for p in found] == [(0.0, 3.0), (0.05, 3.0), (0.05, 3.0)]
 
+    def test_kinds_of_margin(self):
+        for name, rule, setting in (
+            ("tree:3,4,3@0.2", "margin", "0.2"),
+            ("paper@0.2", points.PUBLISHED, "0.2"),
+            ("tree:3,4,3@margin:kappa=0.1,lookahead=false", points.PUBLISHED, "0.1"),
+            ("tree:3,4,3@typical:delta=0.5", "typical", "delta=0.5"),
+            ("tree:3,4,3", "strict", "strict"),
+        ):
+            (_, made) = arms.parse(name, "head")
+            assert points.rule_of(made.name, made.speculative) == rule
+            assert points.setting_of(made.name, rule) == setting
+
     def test_the_best_are_beaten_on_both_axes_by_none(self):
         made = [
             points.Point(str(i), "margin", "t", *at) for i, at in enumerate([(0, 1), (0.1, 2), (0.2, 1.5), (0.3, 3)])

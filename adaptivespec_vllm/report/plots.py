@@ -43,8 +43,9 @@ def frontier(found: Sequence[Point], axis: str) -> Figure:
               color="#bbbbbb", lw=6, alpha=0.5, zorder=0)  # fmt: skip
     for point in found:
         told, colour = setting_of(point.arm, point.rule), _RULES.get(point.rule, _OTHER)
-        offset = {"xytext": (5, -9), "textcoords": "offset points"}
-        axes.annotate(told, (point.lost, point.speed), **offset, fontsize=7, color=colour)
+        axes.annotate(
+            told, (point.lost, point.speed), xytext=(5, -9), textcoords="offset points", fontsize=7, color=colour
+        )
     axes.set(xlabel="log-probability given up (nats a token): further right is worse", ylabel=axis)
     axes.set_xlim(-0.03 * right, 1.12 * right)
     _legends(axes, found, drafts)

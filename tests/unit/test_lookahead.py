@@ -12,6 +12,7 @@ from adaptivespec_vllm.types import TreeBatch, VerifyResult
 from adaptivespec_vllm.verify import RequestMargin, verify_greedy
 from tests.kernels.cases import batch
 from tests.kernels.test_walk_trees import random_batch
+from tests.reference.lookahead import most_worth
 
 KAPPA = 0.1
 CAP = math.log(1 / KAPPA)
@@ -87,19 +88,8 @@ def test_no_path_is_worth_more(kappa):
         result = walk(logits, trees, *[RequestMargin(cap, lookahead=True)] * 3)
         for b, (first, last) in enumerate(pairwise(trees.start.tolist())):
             parents, tokens = trees.parents[first:last].tolist(), trees.tokens[first:last].tolist()
-            best = most_worth(logits[first:last], parents, tokens, cap, 0)
+            best = most_worth(logits[first:last].tolist(), parents, tokens, cap)
             worth = int(result.lengths[b]) - 2 * float(result.regrets[b]) / cap
             assert worth == pytest.approx(best, abs=1e-4)
             promotions += int(result.promotions[b])
     assert promotions > 10
-
-
-def most_worth(logits: torch.Tensor, parents: list[int], tokens: list[int], cap: float, at: int) -> float:
-    """Tokens less their price, of the best path from a node on."""
-    found = [0.0]
-    for row, parent in enumerate(parents):
-        if row and parent == at and 0 <= tokens[row] < logits.shape[1]:
-            loss = float(logits[at].max() - logits[at, tokens[row]])
-            if loss <= cap:
-                found.append(1 - 2 * loss / cap + most_worth(logits, parents, tokens, cap, row))
-    return max(found)

@@ -105,7 +105,7 @@ class Decoder:
     def __init__(self, model: Path, head: Path, args: argparse.Namespace) -> None:
         from vllm import LLM
 
-        from adaptivespec_vllm.bench.prompts import Prompt, encode, read
+        from adaptivespec_vllm.bench.prompts import Encoded, Prompt, encode, read
         from adaptivespec_vllm.eval.exercises import Exercises
         from adaptivespec_vllm.simulate.tables import SHIPPED, costs_of
 
@@ -138,8 +138,12 @@ class Decoder:
         for prompt in chosen:
             by_kind[prompt.kind].append(prompt)
         first, step = {"all": (0, 1), "first": (0, 2), "second": (1, 2)}[args.half]
+        few = [prompt for own in by_kind.values() for prompt in own[first::step][: args.limit]]
         self._prompts = [
-            encode(tokenizer, prompt, None, 0) for own in by_kind.values() for prompt in own[first::step][: args.limit]
+            encode(tokenizer, prompt, None, 0)
+            if self._exercises is None
+            else Encoded(prompt.id, prompt.kind, tuple(tokenizer.encode(prompt.text)))
+            for prompt in few
         ]
 
     def decode(self, arm: Arm) -> dict[str, Any]:
@@ -155,6 +159,7 @@ class Decoder:
             max_tokens=self._args.tokens,
             logprobs=1,
             ignore_eos=self._args.ignore_eos,
+            stop=None if self._exercises is None else list(self._exercises.stop),
             extra_args={"adaptivespec_max_nodes": 0} if arm.speculative is None else None,
         )
         inputs = [{"prompt_token_ids": list(prompt.tokens)} for prompt in self._prompts]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adaptivespec_vllm.eval.tasks import Item, Mark, Task, last_number
+from adaptivespec_vllm.eval.tasks import Item, Mark, Task
+
+EXAMPLES = 3
+"""Worked examples before each question."""
 
 _WORDS = (
     *("river", "lamp", "seven", "garden", "stone", "yellow", "window", "paper", "summer", "bridge", "apple", "silver"),
@@ -20,55 +22,51 @@ _WORDS = (
 
 
 def _sum(rng: random.Random) -> tuple[str, str]:
-    a, b = rng.randint(1, 20), rng.randint(1, 20)
-    return f"What is {a} + {b}? Answer with the number only.", str(a + b)
+    a, b = rng.randint(1, 6), rng.randint(1, 4)
+    return f"{a} + {b}", f"{a} + {b} = {a + b}"
 
 
 def _copy(rng: random.Random) -> tuple[str, str]:
-    words = " ".join(rng.sample(_WORDS, rng.randint(6, 10)))
-    return f"Repeat the following text exactly, and write nothing else: {words}", words
+    words = " ".join(rng.sample(_WORDS, rng.randint(4, 6)))
+    return words, words
 
 
 def _count(rng: random.Random) -> tuple[str, str]:
-    first, length = rng.randint(1, 60), rng.randint(5, 9)
-    numbers = ", ".join(map(str, range(first, first + length)))
-    return f"Count from {first} to {first + length - 1}. Write the numbers separated by commas.", numbers
+    first = rng.randint(1, 80)
+    return str(first), ", ".join(map(str, range(first, first + 6)))
 
 
 def _commas(rng: random.Random) -> tuple[str, str]:
-    words = rng.sample(_WORDS, rng.randint(4, 7))
-    asked = f"Write these words again, in the same order and separated by commas: {' '.join(words)}"
-    return asked, ", ".join(words)
+    words = rng.sample(_WORDS, rng.randint(3, 5))
+    return " ".join(words), ", ".join(words)
 
 
-KINDS: dict[str, Callable[[random.Random], tuple[str, str]]] = {
-    "sum": _sum,
-    "copy": _copy,
-    "count": _count,
-    "commas": _commas,
+KINDS: dict[str, tuple[str, Callable[[random.Random], tuple[str, str]]]] = {
+    "sum": ("Add the two numbers.", _sum),
+    "copy": ("Write the same words again.", _copy),
+    "count": ("Write this number and the five that come after it.", _count),
+    "commas": ("Put a comma between the words.", _commas),
 }
-"""Each makes a question and the text that has to stand in the answer."""
+"""What is asked, and what makes a question and the line that answers it."""
 
 
 class Exercises(Task):
-    """Sums, copying, counting and a format, the kinds in turns.
+    """Sums, copying, counting and a format, the kinds in turns, each with worked examples.
 
     Args:
         count: exercises.
-        seed: the same seed and count give the same exercises; more of them begin with the same ones.
+        seed: the same seed gives the same exercises; more of them begin with the same ones.
 
     """
 
     name = "exercises"
     fields = ("question", "answer", "kind")
+    stop = ("\n",)
+    completed = True
 
     def __init__(self, count: int, seed: int) -> None:
         rng = random.Random(f"exercises {seed}")
-        rows: list[dict[str, Any]] = []
-        for number in range(count):
-            kind = list(KINDS)[number % len(KINDS)]
-            question, answer = KINDS[kind](rng)
-            rows.append({"id": f"{kind}/{number}", "kind": kind, "question": question, "answer": answer})
+        rows = [_row(number, rng) for number in range(count)]
         self.path = Path(self.name)
         self.items = [Item(row["id"], row) for row in rows]
         self.digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -78,8 +76,23 @@ class Exercises(Task):
         return question
 
     def mark(self, item: Item, answer: str) -> Mark:
-        wanted: str = item.row["answer"]
+        """The first line is the answer; of sums what stands behind the equals sign, and counting may go on."""
+        line, wanted = answer.strip().partition("\n")[0].strip(), item.row["answer"]
         if item.row["kind"] == "sum":
-            return Mark(last_number(answer) == last_number(wanted))
-        found = rf"(?<![\w,]){re.escape(wanted)}(?!,? ?\w)"
-        return Mark(re.search(found, " ".join(answer.split()), re.IGNORECASE) is not None)
+            return Mark(line.rpartition("=")[2].strip() == wanted.rpartition("=")[2].strip())
+        if item.row["kind"] == "count":
+            return Mark(f"{line},".startswith(f"{wanted},"))
+        return Mark(line == wanted)
+
+
+def _row(number: int, rng: random.Random) -> dict[str, Any]:
+    kind = list(KINDS)[number % len(KINDS)]
+    asked, make = KINDS[kind]
+    *examples, (question, answer) = [make(rng) for _ in range(EXAMPLES + 1)]
+    worked = "".join(f"Input: {given}\nOutput: {line}\n" for given, line in examples)
+    return {
+        "id": f"{kind}/{number}",
+        "kind": kind,
+        "question": f"{asked}\n{worked}Input: {question}\nOutput:",
+        "answer": answer,
+    }

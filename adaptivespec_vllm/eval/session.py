@@ -97,7 +97,9 @@ class Session:
             with reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
                 tokenizer, config = tokenizer_of(self.inputs.model), target_config(self.inputs.model)
             prompts = {
-                (task.name, item.id): in_chat_format(tokenizer, task.message(item))
+                (task.name, item.id): list(tokenizer.encode(task.message(item)))
+                if task.completed
+                else in_chat_format(tokenizer, task.message(item))
                 for task in self.inputs.tasks
                 for item in task.few(self.inputs.limit)
             }
@@ -176,7 +178,7 @@ class Session:
             max_tokens=self.inputs.tokens,
             seed=None if greedy else self.inputs.seed,
             logprobs=1,
-            stop=None if chats or not task.stop else list(task.stop),
+            stop=list(task.stop) or None if task.completed or not chats else None,
         )
         given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         engine.counters()  # reading resets them

@@ -178,14 +178,19 @@ def test_exercises_are_made_of_their_seed() -> None:
 
 
 def test_exercises_are_marked() -> None:
-    total, copy, count, commas = Exercises(4, 0).items
-    task, wrong = Exercises(4, 0), "apple, 1"
-    for item in (total, copy, count, commas):
+    task = Exercises(4, 0)
+    total, copy, count, commas = task.items
+    for item in task.items:
         answer = item.row["answer"]
-        assert task.mark(item, f"Sure! {answer.capitalize()}.").correct
-        assert task.mark(item, f"Here:\n{answer}").correct
-        assert not task.mark(item, wrong).correct and not task.mark(item, "").correct
-    assert not task.mark(total, f"{total.row['answer']} or 7").correct  # the last number counts
-    for item, more in ((copy, " and"), (count, ", 99"), (commas, ", lamp")):
+        assert item.row["question"].count("Output:") == 4 and item.row["question"].endswith("Output:")
+        assert task.mark(item, f" {answer}").correct
+        assert task.mark(item, f"{answer}\n\nThe answer is 1").correct
+        assert not task.mark(item, answer[:-1]).correct and not task.mark(item, "").correct
+    result = total.row["answer"].rpartition(" ")[2]
+    assert task.mark(total, result).correct and not task.mark(total, f"{result}0").correct
+    for item, more in ((copy, " and"), (commas, ", lamp")):
         assert not task.mark(item, item.row["answer"] + more).correct  # it did not stop
-        assert not task.mark(item, item.row["answer"][1:]).correct
+    assert (
+        task.mark(count, count.row["answer"] + ", 9").correct
+        and not task.mark(count, count.row["answer"] + "0").correct
+    )

@@ -29,10 +29,10 @@ def show(output: Path, directory: Path | None) -> None:
     rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     result = evaluated(rows)
     print(_HEADINGS)
-    strict: dict[str, dict[str, Any]] = {}
+    by_name, plain = {row["arm"]: row for row in rows}, plain_of(rows)
     for row, own in zip(rows, result.figures, strict=True):
-        strict.setdefault(row["arm"].partition("@")[0], row)
-        print(" | ".join(cells(row, own, strict[row["arm"].partition("@")[0]], plain_of(rows))))
+        strict = by_name.get(row["arm"].partition("@")[0], plain)
+        print(" | ".join(cells(row, own, strict, plain)))
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         print(result.write(directory))

@@ -26,7 +26,7 @@ NVCC := $(VENV)/.stamp-nvcc
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
-	provenance.py screen.py bench eval simulate training)
+	provenance.py screen.py bench eval simulate report training)
 
 # Tools that packages are built with, in an environment without vLLM.
 BUILDER := $(CURDIR)/.venv-build
@@ -78,7 +78,7 @@ $(NVCC): $(RUNTIME)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
-	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev,docs]'
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 packages: setup ## build native packages twice, compare and install them

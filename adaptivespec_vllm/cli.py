@@ -100,6 +100,14 @@ def evaluate(context: typer.Context) -> None:
     _pass_on(context, "eval", run)
 
 
+@app.command("report", **_PASSED_ON)
+def report(context: typer.Context) -> None:
+    """Put results of bench and eval on one page (``adaptivespec report --help``)."""
+    from adaptivespec_vllm.report.cli import run
+
+    _pass_on(context, "report", run)
+
+
 @app.command("simulate", **_PASSED_ON)
 def simulate(context: typer.Context) -> None:
     """Decode recorded texts under any costs of a step (``adaptivespec simulate --help``)."""

@@ -99,12 +99,12 @@ class Recorder:
     """Stands in for the expansion of an engine: keeps what the head says, and hands no nodes on."""
 
     def __init__(self, llm: Any) -> None:
-        from adaptivespec_vllm.engine.v1 import proposer
+        from adaptivespec_vllm.engine.v1 import cpu_proposer
         from adaptivespec_vllm.simulate.recording import CHILDREN
 
         self._runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
         self._runner.max_width = CHILDREN
-        self._expand_stock, proposer.expand_trees = proposer.expand_trees, self._expand
+        self._expand_stock, cpu_proposer.expand_trees = cpu_proposer.expand_trees, self._expand
         self._drafts: dict[tuple[tuple[int, ...], int], dict[tuple[int, ...], Any]] = {}
         """By prompt and position: of each node that the head ran over, by the tokens below the root, its children."""
 

@@ -16,7 +16,7 @@ ARMS_HELP = """plain; stock:K (vLLM's EAGLE-3 chain of K tokens; stock:1-5 is fi
 depth, width, nodes); default and paper (the presets); default:D,W,N (default with that as its largest tree); adaptive,
 talon, ddd, sglang-adaptive (these policies with their own defaults); config:FILE (a speculative configuration; its own
 "model" wins over --head). To an arm of ours, /P adds min_path_probability, @KAPPA the lossy margin rule and @mars, @fly
-or @typical that rule: tree:5,4,8/0.1@0.2."""
+or @typical that rule; its keys may follow: tree:5,4,8/0.1@0.2, tree:5,4,8@margin:kappa=0.2,lookahead=false."""
 
 DEFAULT_ARMS = (
     "plain stock:1-5 tree:3,4,3 tree:5,4,8 tree:7,4,16 paper default "
@@ -25,6 +25,7 @@ DEFAULT_ARMS = (
 """Plain decoding, vLLM's own chains, static trees, the presets; with the margin rule at the same shapes as without."""
 
 PLAIN = "plain"
+MARGIN = "margin"
 MOST_STOCK = 32
 _OPTION = "--arms"
 _FORMS = (
@@ -143,8 +144,11 @@ def _from_file(name: str, head: str | None) -> Arm:
 
 
 def _validated(name: str, options: dict[str, Any], kappa: str | None) -> Arm:
-    if kappa in RULES:
-        options = {**options, "rule": {"name": kappa}, "margin": None}
+    rule = None if kappa is None else _rule(name, kappa)
+    if rule is not None and rule["name"] == MARGIN:
+        options = {**options, "margin": {key: value for key, value in rule.items() if key != "name"}}
+    elif rule is not None:
+        options = {**options, "rule": rule, "margin": None}
     elif kappa is not None:
         options = options | {"margin": {**(options.get("margin") or {}), "kappa": _number(name, kappa)}}
     try:
@@ -154,6 +158,20 @@ def _validated(name: str, options: dict[str, Any], kappa: str | None) -> Arm:
         raise BadInput(_OPTION, name, f"what the configuration allows ({error})") from None
     family: Family = "static" if config.tree.policy == "static" else "policy"
     return Arm(name, family, options, lossless=config.lossless)
+
+
+def _rule(name: str, text: str) -> dict[str, Any] | None:
+    """``mars``, ``mars:theta=0.8`` or ``margin:kappa=0.2,lookahead=false``; None of what names no rule."""
+    rule, _, keys = text.partition(":")
+    if rule not in (*RULES, MARGIN):
+        return None
+    pairs = [key.partition("=") for key in keys.split(",") if key]
+    return {"name": rule} | {key: _value(name, value) for key, _, value in pairs}
+
+
+def _value(name: str, text: str) -> int | float | bool:
+    words = {"true": True, "false": False}
+    return words[text] if text in words else int(text) if text.isdigit() else _number(name, text)
 
 
 def _split(text: str, mark: str) -> tuple[str, str | None]:
@@ -167,5 +185,7 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise BadInput(
-            _OPTION, name, "a number behind / and a number or a rule behind @, as in tree:5,4,8/0.1@0.2"
+            _OPTION,
+            name,
+            "a number behind / and a number or a rule behind @, as in tree:5,4,8/0.1@0.2 or tree:5,4,8@mars:theta=0.8",
         ) from None

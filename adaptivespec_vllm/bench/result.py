@@ -129,6 +129,41 @@ class Standing(_Model):
     relatives: list[Relative]
 
 
+class TracedToken(_Model):
+    """A token of a traced text."""
+
+    text: str
+    lost: float = Field(description="nats that it gave up against the target's first choice, which 0 is")
+
+
+class TracedStep(_Model):
+    """What one engine step emitted, and the tree that it verified; the first step reads the prompt."""
+
+    tokens: list[TracedToken]
+    nodes: int
+    depth: int
+    width: int
+
+    @property
+    def promoted(self) -> int:
+        """Tokens that were not the target's first choice."""
+        return sum(token.lost > 0 for token in self.tokens)
+
+
+class Trace(_Model):
+    """The answer of an arm to one prompt, decoded alone and untimed."""
+
+    arm: str
+    prompt: str = Field(description="its id")
+    question: str
+    steps: list[TracedStep]
+
+    @property
+    def emitted(self) -> int:
+        """Tokens of the answer."""
+        return sum(len(step.tokens) for step in self.steps)
+
+
 class Result(_Model):
     """The whole of a run."""
 
@@ -142,6 +177,7 @@ class Result(_Model):
     samples: list[Sample] = Field(default_factory=list)
     figures: list[Figures] = Field(default_factory=list)
     standings: list[Standing] = Field(default_factory=list)
+    traces: list[Trace] = Field(default_factory=list, description="of arms of ours; none where texts were drawn")
 
     def places(self) -> list[Place]:
         """In the order in which they were measured."""

@@ -20,6 +20,7 @@ from adaptivespec_vllm.bench.figures import summarise
 from adaptivespec_vllm.bench.inputs import Inputs
 from adaptivespec_vllm.bench.prompts import Encoded, batches, digest, encode
 from adaptivespec_vllm.bench.result import Place, Result
+from adaptivespec_vllm.bench.trace import trace
 from adaptivespec_vllm.config import ConfigError, reason
 from adaptivespec_vllm.provenance import provenance
 from adaptivespec_vllm.screen import Steps
@@ -63,6 +64,9 @@ class Session:
                 tick=tick,
                 done=done,
             )
+        if self.inputs.temperature == 0:
+            with steps.step("tracing one text"):
+                self._trace(plan)
         self.result.complete = True
 
     def close(self) -> Path:
@@ -157,6 +161,13 @@ class Session:
                     raise
             self.engines.append(engine)
             self.result.arms.append(engine.info)
+
+    def _trace(self, plan: Plan) -> None:
+        """The first prompt once more with every arm of ours, step by step."""
+        prompt, question = next(iter(plan.values()))[0][0], self.inputs.prompts[0].text
+        parameters = measure.sampling(0.0, self.inputs.seed, logprobs=1)
+        own = [engine for engine in self.engines if engine.arm.ours]
+        self.result.traces = [trace(engine, prompt, question, self.inputs.tokens, parameters) for engine in own]
 
     @contextmanager
     def _progress(self, plan: Plan) -> Iterator[tuple[Any, Any]]:

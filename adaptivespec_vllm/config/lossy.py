@@ -41,6 +41,11 @@ class LossyConfig(Section):
         return math.inf
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether what follows a promotion has to be worth it."""
+        return False
+
+    @property
     def says(self) -> str:
         """What is accepted, in a phrase for people."""
         raise NotImplementedError
@@ -60,6 +65,11 @@ class MarginConfig(LossyConfig):
         description="A draft token that is not the target's choice is accepted when its probability is at least "
         "`kappa` times that of the target's choice; 1 is lossless.",
     )
+    lookahead: bool = Field(
+        default=True,
+        description="Whether such a token must also be worth it: a token more for each half of the log-probability "
+        "that `kappa` allows; a match may be passed over for a longer path. See [rules.md](rules.md#looking-ahead).",
+    )
 
     @property
     def lossless(self) -> bool:
@@ -70,8 +80,13 @@ class MarginConfig(LossyConfig):
         return math.log(1.0 / self.kappa)
 
     @property
+    def looks_ahead(self) -> bool:
+        return self.lookahead
+
+    @property
     def says(self) -> str:
-        return f"a draft token is accepted from {self.kappa} times the probability of the target's choice"
+        worth = " where it brings enough tokens" if self.lookahead else ""
+        return f"a draft token is accepted from {self.kappa} times the probability of the target's choice{worth}"
 
 
 class RuleConfig(LossyConfig):

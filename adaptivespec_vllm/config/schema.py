@@ -76,6 +76,7 @@ Preset = Literal["default", "paper"]
 
 _PRESET_SCOPE: dict[str, str] = {"default": "request", "paper": "batch"}
 _PRESET_PRUNING: dict[str, float] = {"default": 0.05, "paper": 0.0}
+_PRESET_LOOKAHEAD: dict[str, bool] = {"default": True, "paper": False}
 
 
 class AdaptiveSpecConfig(Section):
@@ -90,7 +91,7 @@ class AdaptiveSpecConfig(Section):
     preset: Preset = Field(
         default="default",
         description="Values of what is not written out. `paper`: policy `adaptive`, one shape a batch and no pruning, "
-        "as published; neither preset turns the margin rule on.",
+        "as published, and a margin that does not look ahead; neither preset turns the margin rule on.",
     )
     num_speculative_tokens: int | None = Field(
         default=None,
@@ -180,6 +181,8 @@ def _with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     tree = options.get("tree", {})
     if preset not in list(_PRESET_SCOPE) or not isinstance(tree, Mapping):
         return filled  # validation names the fault
+    if isinstance(margin := options.get("margin"), Mapping):
+        filled["margin"] = {"lookahead": _PRESET_LOOKAHEAD[preset], **margin}
     policy = tree.get("policy", _policy_meant(preset, tree))
     if policy not in POLICIES:
         return filled

@@ -29,6 +29,7 @@ class Answer(BaseModel):
         finish: why it ended: "stop" or "length".
         correct: None where nothing says.
         seconds: its share of the time of its batch.
+        steps: its share of the steps of its batch (a step of each request counts); None where they are not counted.
 
     """
 
@@ -44,6 +45,7 @@ class Answer(BaseModel):
     correct: bool | None
     why: str = ""
     seconds: float
+    steps: float | None = None
 
     @property
     def key(self) -> Key:

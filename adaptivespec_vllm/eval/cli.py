@@ -14,6 +14,7 @@ from adaptivespec_vllm import runtime
 from adaptivespec_vllm.bench import arms as bench_arms
 from adaptivespec_vllm.bench.errors import BadInput, failure_of
 from adaptivespec_vllm.bench.inputs import DTYPES, MOST_BATCH, MOST_CONTEXT, check_integer, check_path, output_directory
+from adaptivespec_vllm.eval.exercises import Exercises
 from adaptivespec_vllm.eval.report import report
 from adaptivespec_vllm.eval.session import Inputs, Session
 from adaptivespec_vllm.eval.tasks import TASKS, Task
@@ -22,6 +23,7 @@ from adaptivespec_vllm.screen import quiet
 LOG = "engines.log"
 REPORT = "report.txt"
 DEFAULT_ARMS = "plain tree:5,4,8 tree:5,4,8@0.2"
+MOST_EXERCISES = 100_000
 _REPORT_WIDTH = 160
 _STOPPED = 130
 
@@ -50,6 +52,10 @@ def run(
         typer.Option(
             "--prompts", help='JSON lines with "prompt" (or "question", "instruction", "turns"): texts are compared.'
         ),
+    ] = None,
+    exercises: Annotated[
+        int | None,
+        typer.Option("--exercises", help="So many sums, copies, counts and formats, made from --seed: no file needed."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", help="Questions of each file at most, spread evenly over it.")
@@ -80,7 +86,8 @@ def run(
     Every arm answers the same questions, and each is compared with plain decoding question by question: how many are
     lost and gained (McNemar's test), which share of the accuracy is kept (with its interval), where texts part, how
     many tokens were not the target's first choice and what they gave up. Files of questions are yours: GSM8K,
-    HumanEval and MATH-500 in their usual form, or any prompts. It warns where there are too few of them.
+    HumanEval and MATH-500 in their usual form, or any prompts; exercises for small models are made here. It warns
+    where there are too few of them.
 
     Written to the output directory: answers.jsonl (as they come), eval.json, report.txt, the log of the engines.
     """
@@ -92,7 +99,9 @@ def run(
                 model=model,
                 head=head,
                 arms=bench_arms.parse(arms, head),
-                tasks=_tasks({"gsm8k": gsm8k, "humaneval": humaneval, "math": math, "prompts": prompts}),
+                tasks=_tasks(
+                    {"gsm8k": gsm8k, "humaneval": humaneval, "math": math, "prompts": prompts}, exercises, seed
+                ),
                 limit=limit,
                 batch=batch,
                 tokens=max_tokens,
@@ -110,12 +119,14 @@ def run(
     raise typer.Exit(_evaluate(chosen, directory))
 
 
-def _tasks(files: dict[str, Path | None]) -> list[Task]:
-    tasks = [task(path) for task in TASKS if (path := files[task.name]) is not None]
+def _tasks(files: dict[str, Path | None], exercises: int | None, seed: int) -> list[Task]:
+    tasks: list[Task] = [task(path) for task in TASKS if (path := files[task.name]) is not None]
+    if exercises is not None:
+        check_integer("--exercises", exercises, 1, MOST_EXERCISES)
+        tasks.append(Exercises(exercises, seed))
     if not tasks:
-        raise BadInput(
-            "eval", None, f"at least one file of questions, by {', '.join(f'--{task.name}' for task in TASKS)}"
-        )
+        named = ", ".join(f"--{task.name}" for task in TASKS)
+        raise BadInput("eval", None, f"at least one file of questions, by {named}, or --exercises")
     return tasks
 
 

@@ -49,7 +49,7 @@ def fidelities(rows: list[Figures]) -> Table:
     table = new_table("arm")
     for heading in (
         *("n", "same\ntext", "first\ndifference", "promoted\ntokens", "nats lost\na token", "repeated\nruns"),
-        *("cut at\nthe end", "length", "tokens", "seconds"),
+        *("cut at\nthe end", "length", "tokens", "tokens\na step", "seconds"),
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -65,6 +65,7 @@ def fidelities(rows: list[Figures]) -> Table:
             _percent(own.unfinished),
             f"{own.length:.2f}x",
             str(row.tokens),
+            number(row.accepted_length, 2),
             number(row.seconds, 1),
         )
     return table

@@ -42,6 +42,8 @@ class Figures(BaseModel):
     Attributes:
         accuracy: None where nothing says what is right.
         seconds: of decoding, marking not counted; log-probabilities are computed for every token, which takes time.
+        accepted_length: tokens a step of a request, the target's own included; None of stock chains, whose steps are
+            not counted.
 
     """
 
@@ -54,6 +56,7 @@ class Figures(BaseModel):
     fidelity: Fidelity
     tokens: int
     seconds: float
+    accepted_length: float | None = None
 
 
 class Result(BaseModel):
@@ -101,7 +104,15 @@ def figures(arm: Arm, task: Task, answers: Sequence[Answer], plain: Sequence[Ans
         fidelity=fidelity(answers, plain),
         tokens=sum(len(answer.tokens) for answer in answers),
         seconds=sum(answer.seconds for answer in answers),
+        accepted_length=1.0 if arm.name == PLAIN else _accepted_length(answers),
     )
+
+
+def _accepted_length(answers: Sequence[Answer]) -> float | None:
+    steps = [answer.steps for answer in answers if answer.steps is not None]
+    if len(steps) < len(answers) or not sum(steps):
+        return None
+    return sum(len(answer.tokens) - 1 for answer in answers) / sum(steps)
 
 
 def too_small(rows: Sequence[Figures]) -> Iterator[str]:

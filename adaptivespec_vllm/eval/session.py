@@ -97,7 +97,9 @@ class Session:
             with reading("--model", self.inputs.model, "a directory or hub id of a model with its tokenizer"):
                 tokenizer, config = tokenizer_of(self.inputs.model), target_config(self.inputs.model)
             prompts = {
-                (task.name, item.id): in_chat_format(tokenizer, task.message(item))
+                (task.name, item.id): list(tokenizer.encode(task.message(item)))
+                if task.completed
+                else in_chat_format(tokenizer, task.message(item))
                 for task in self.inputs.tasks
                 for item in task.few(self.inputs.limit)
             }
@@ -176,12 +178,14 @@ class Session:
             max_tokens=self.inputs.tokens,
             seed=None if greedy else self.inputs.seed,
             logprobs=1,
-            stop=None if chats or not task.stop else list(task.stop),
+            stop=list(task.stop) or None if task.completed or not chats else None,
         )
-        started = time.perf_counter()
         given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        engine.counters()  # reading resets them
+        started = time.perf_counter()
         outputs = engine.llm.generate(given, params, use_tqdm=False)
         seconds = (time.perf_counter() - started) / len(items)
+        steps = engine.counters().get("steps")
         for item, output in zip(items, outputs, strict=True):
             (own,) = output.outputs
             mark = task.mark(item, own.text)
@@ -197,6 +201,8 @@ class Session:
                     correct=mark.correct,
                     why=mark.why,
                     seconds=seconds,
+                    # A prompt's own step brings the first token: it is none of drafting's.
+                    steps=None if steps is None else steps / len(items) - 1,
                 )
             )
 

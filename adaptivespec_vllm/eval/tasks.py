@@ -47,12 +47,14 @@ class Task(ABC):
         name: of the task, and of the option that gives its file.
         fields: strings that every row needs.
         stop: texts that end an answer, for a model without a chat format.
+        completed: the text is given as it is, for any model to go on with.
 
     """
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
     stop: ClassVar[tuple[str, ...]] = ()
+    completed: ClassVar[bool] = False
 
     def __init__(self, path: Path) -> None:
         self.path = path

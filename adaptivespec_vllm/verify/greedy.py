@@ -10,7 +10,8 @@ import torch
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.rules import Rule
 from adaptivespec_vllm.types import TreeBatch, VerifyResult
-from adaptivespec_vllm.verify.limits import RequestMargin, margin_limits
+from adaptivespec_vllm.verify.limits import RequestMargin, looking_ahead, margin_limits
+from adaptivespec_vllm.verify.lookahead import worthwhile_part
 
 
 def verify_greedy(
@@ -32,7 +33,10 @@ def verify_greedy(
     """
     if rule is not None and any(margins):
         trees = acceptable_part(logits, trees, rule)
-    return ops.walk_trees(logits, trees, margin_limits(margins), max_depth=max_depth)
+    limits, chosen = margin_limits(margins), looking_ahead(margins)
+    if limits is not None and chosen is not None:
+        trees = worthwhile_part(logits, trees, limits, chosen, max_depth)
+    return ops.walk_trees(logits, trees, limits, max_depth=max_depth)
 
 
 def acceptable_part(

@@ -20,6 +20,7 @@ class RequestMargin:
         max_promotions: promotions allowed in this step, None = no limit.
         max_regret: nats that promotions of this step may give up in all.
         protected: token ids never promoted to, and never promoted away from (EOS and stop tokens).
+        lookahead: a promotion must be worth what it gives up (:mod:`adaptivespec_vllm.verify.lookahead`).
 
     """
 
@@ -27,6 +28,13 @@ class RequestMargin:
     max_promotions: int | None = None
     max_regret: float = math.inf
     protected: tuple[int, ...] = ()
+    lookahead: bool = False
+
+
+def looking_ahead(margins: Sequence[RequestMargin | None]) -> torch.Tensor | None:
+    """``bool [B]``, which requests look ahead; None where none does."""
+    chosen = [margin is not None and margin.lookahead for margin in margins]
+    return torch.tensor(chosen) if any(chosen) else None
 
 
 def margin_limits(margins: Sequence[RequestMargin | None]) -> MarginLimits | None:

@@ -14,6 +14,7 @@ from adaptivespec_vllm.bench.engines import Engine
 from adaptivespec_vllm.bench.figures import summarise
 from adaptivespec_vllm.bench.prompts import Encoded, batches
 from adaptivespec_vllm.bench.result import Figures, Place, Result
+from adaptivespec_vllm.bench.trace import trace
 from tests.e2e.conftest import random_prompts
 
 TREE, MARGIN = "tree:6,8,12", "tree:6,8,12@1e-9"
@@ -41,6 +42,21 @@ def result(make_llm: Callable[..., Any], tiny_head: Path, plain: Any, trees: Any
     measure.run(measured, engines, plan, tokens=TOKENS, repeats=2, parameters=parameters)
     summarise(measured)
     return Result.read(measured.write(tmp_path_factory.mktemp("bench")))
+
+
+def test_a_trace_tells_what_the_worker_counts(trees: Any, make_llm: Callable[..., Any], tiny_head: Path) -> None:
+    prompt = Encoded("math/0", "math", tuple(random_prompts(1, seed=1)[0]["prompt_token_ids"]))
+    parameters = measure.sampling(0.0, 0, ignore_eos=True, detokenize=False, logprobs=1)
+    _, lossy = parse(MARGIN, str(tiny_head))
+    engine = Engine.of(lossy, make_llm(speculative_config=lossy.speculative))
+    told = trace(engine, prompt, "say a", TOKENS, parameters)
+    assert told.emitted == TOKENS and len(told.steps[0].tokens) == 1
+    assert sum(step.promoted for step in told.steps) > 0
+    assert all(len(step.tokens) <= step.depth + 1 <= step.nodes + 1 <= 13 for step in told.steps)
+    # The last of a step is the target's own; of the last step it may be cut off.
+    assert all(len(step.tokens) > step.promoted for step in told.steps[:-1])
+    (strict,) = parse(TREE, str(tiny_head))[1:]
+    assert not any(step.promoted for step in trace(Engine.of(strict, trees), prompt, "", TOKENS, parameters).steps)
 
 
 def figures(result: Result, arm: str) -> Figures:

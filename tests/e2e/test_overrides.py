@@ -147,7 +147,7 @@ def test_strict_requests_beside_lossy_ones(
     tokens, stats = decode_second_choices(llm, plain, prompts, params)
     assert tokens[:3] == expected[:3]
     assert tokens[3] != expected[3] and tokens[5] != expected[5]
-    assert stats["promotions"] > 5
+    assert stats["promotions"] > 2
     if temperature == 0:
         losses = margins_of(plain, prompts, tokens)
         for text, kappa in zip(losses[3:], [0.05, 0.4, 0.05], strict=True):

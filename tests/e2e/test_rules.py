@@ -17,6 +17,7 @@ from adaptivespec_vllm.types import DraftTree, TreeShape
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts
 from tests.e2e.oracle import Oracle, runner_of
 from tests.reference import rules as reference
+from tests.reference.lookahead import most_worth
 
 TOKENS = 32
 CHAIN = {"policy": "static", "shape": {"depth": 6, "width": 1, "nodes": 6}}
@@ -167,6 +168,32 @@ def test_every_decision_is_that_of_the_definition(
     assert stats["promotions"] == promotions
     assert stats["regret"] == pytest.approx(regret, rel=1e-4)
     assert refused > 3
+
+
+def test_a_margin_that_looks_ahead_takes_the_best_path(
+    decode: Any, make_llm: Callable[..., Any], tiny_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all paths of each tree, by the logits it was decided on; the published rule takes others."""
+    options = adaptivespec(tiny_head, margin={"kappa": 0.05})
+    llm = make_llm(speculative_config=options)
+    with recorded(monkeypatch) as steps:
+        answers, stats = decode("margin", greedy(TOKENS), llm)
+    promotions, short = 0, 0
+    for logits, trees, margins, result in steps:
+        for b, (first, last) in enumerate(pairwise(trees.start.tolist())):
+            if (margin := margins[b]) is None:
+                continue
+            assert margin.lookahead
+            parents, tokens = trees.parents[first:last].tolist(), trees.tokens[first:last].tolist()
+            protected, limit = frozenset(margin.protected), margin.max_log_ratio
+            best = most_worth(logits[first:last].tolist(), parents, tokens, limit, protected)
+            length, regret = int(result.lengths[b]), float(result.regrets[b])
+            assert length - 2 * regret / limit == pytest.approx(best, abs=1e-3)
+            promotions += int(result.promotions[b])
+            short += length < max(trees.depths[first:last].tolist())
+    assert promotions == stats["promotions"] > 5 < short
+    published = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": 0.05, "lookahead": False}))
+    assert ids(decode("margin", greedy(TOKENS), published)[0]) != ids(answers)
 
 
 @pytest.mark.parametrize("name", RULES)

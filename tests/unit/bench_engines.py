@@ -45,7 +45,9 @@ class FakeLLM:
             self.running[request] = emitted + size, wanted
             if emitted + size == wanted:
                 del self.running[request]
-            outputs.append(SimpleNamespace(request_id=request, outputs=[SimpleNamespace(token_ids=tokens)]))
+            logprobs = [{token: SimpleNamespace(logprob=-0.5, decoded_token=f" {token}")} for token in tokens]
+            own = SimpleNamespace(token_ids=tokens, logprobs=logprobs)
+            outputs.append(SimpleNamespace(request_id=request, outputs=[own]))
         return outputs
 
     def collective_rpc(self, method: Any) -> list[Any]:

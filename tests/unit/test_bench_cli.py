@@ -51,7 +51,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "draw", draw)
     monkeypatch.setattr(session.Session, "_prepare", prepare)
     monkeypatch.setattr(Engine, "start", classmethod(start))
-    monkeypatch.setattr(measure, "sampling", lambda temperature, seed: lambda number, tokens: tokens)
+    monkeypatch.setattr(measure, "sampling", lambda temperature, seed, **more: lambda number, tokens: tokens)
 
 
 def bench(output: Path, **options: Any) -> int:
@@ -70,6 +70,9 @@ def test_everything_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert [arm.name for arm in result.arms] == ["plain", "stock:1", "default@0.2"]
     assert len(result.samples) == 3 * 2 * 2  # arms, prompts, repeats
     assert result.provenance["command"] and result.memory["peak_resident_bytes"] > 0
+    (trace,) = result.traces  # of the arm of ours
+    assert (trace.arm, trace.prompt, trace.emitted) == ("default@0.2", "math/0", 8)
+    assert [token.text for token in trace.steps[1].tokens] == [" 1001", " 1002"]
     assert "noise" not in out and "noise" in (tmp_path / cli.LOG).read_text()
     assert "times as fast as the best" in out
     assert "times as fast as the best" in (tmp_path / cli.REPORT).read_text()

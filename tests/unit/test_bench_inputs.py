@@ -58,6 +58,17 @@ def test_a_suffix_may_be_a_rule(rule: str) -> None:
     assert one(f"default@{rule}").lossless is False
 
 
+def test_a_rule_may_have_its_keys() -> None:
+    assert one("tree:5,4,8@mars:theta=0.8").speculative["rule"] == {"name": "mars", "theta": 0.8}
+    fly = one("tree:5,1,5@fly:theta=0.5,window=2").speculative["rule"]
+    assert fly == {"name": "fly", "theta": 0.5, "window": 2} and type(fly["window"]) is int
+    published = one("tree:5,4,8@margin:kappa=0.2,lookahead=false")
+    assert published.speculative["margin"] == {"kappa": 0.2, "lookahead": False} and not published.lossless
+    for name in ("tree:5,4,8@mars:theta", "tree:5,4,8@mars:kappa=0.2", "tree:5,4,8@margin:kappa=x"):
+        with pytest.raises(BadInput, match="--arms: got"):
+            one(name)
+
+
 @pytest.mark.parametrize(
     ("name", "own"),
     [

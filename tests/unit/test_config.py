@@ -122,6 +122,11 @@ class TestResolve:
     def test_an_empty_margin_has_the_published_kappa(self):
         assert resolve({"margin": {}}).margin.kappa == 0.2
 
+    def test_it_looks_ahead_unless_it_is_to_be_as_published(self):
+        assert resolve({"margin": {"kappa": 0.3}}).margin.lookahead
+        assert not resolve({"margin": {}, "preset": "paper"}).margin.lookahead
+        assert resolve({"margin": {"lookahead": True}, "preset": "paper"}).margin.lookahead
+
     def test_resolved_dict_is_a_fixed_point(self):
         for options in (
             {},

@@ -12,6 +12,7 @@ import pytest
 
 from adaptivespec_vllm.bench.errors import BadInput
 from adaptivespec_vllm.eval import sandbox
+from adaptivespec_vllm.eval.exercises import Exercises
 from adaptivespec_vllm.eval.tasks import Gsm8k, HumanEval, Item, Math, Prompts, last_number, program
 
 
@@ -166,3 +167,30 @@ def test_no_file(tmp_path: Path) -> None:
     (tmp_path / "q.gz").write_text("not packed")
     with pytest.raises(BadInput, match="that can be read"):
         Gsm8k(tmp_path / "q.gz")
+
+
+def test_exercises_are_made_of_their_seed() -> None:
+    eight = Exercises(8, 0)
+    assert [item.row for item in Exercises(12, 0).items][:8] == [item.row for item in eight.items]
+    assert Exercises(8, 1).digest != eight.digest == Exercises(8, 0).digest
+    assert [item.row["kind"] for item in eight.items] == 2 * ["sum", "copy", "count", "commas"]
+    assert len({item.id for item in eight.items}) == 8
+
+
+def test_exercises_are_marked() -> None:
+    task = Exercises(4, 0)
+    total, copy, count, commas = task.items
+    for item in task.items:
+        answer = item.row["answer"]
+        assert item.row["question"].count("Output:") == 4 and item.row["question"].endswith("Output:")
+        assert task.mark(item, f" {answer}").correct
+        assert task.mark(item, f"{answer}\n\nThe answer is 1").correct
+        assert not task.mark(item, answer[:-1]).correct and not task.mark(item, "").correct
+    result = total.row["answer"].rpartition(" ")[2]
+    assert task.mark(total, result).correct and not task.mark(total, f"{result}0").correct
+    for item, more in ((copy, " and"), (commas, ", lamp")):
+        assert not task.mark(item, item.row["answer"] + more).correct  # it did not stop
+    assert (
+        task.mark(count, count.row["answer"] + ", 9").correct
+        and not task.mark(count, count.row["answer"] + "0").correct
+    )

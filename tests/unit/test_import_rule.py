@@ -26,6 +26,7 @@ LEVELS = [
     {"serve", "check", "demo", "plugin", "training"},
     {"bench"},
     {"simulate", "eval"},
+    {"report"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

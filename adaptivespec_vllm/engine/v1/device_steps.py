@@ -19,7 +19,7 @@ from adaptivespec_vllm.engine.v1.cuda_proposer import CUDATreeProposer
 from adaptivespec_vllm.engine.v1.runner import TreeModelRunner
 from adaptivespec_vllm.engine.v1.transfer import to_device, to_host
 from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
-from adaptivespec_vllm.verify import RequestMargin, acceptable_part, margin_limits
+from adaptivespec_vllm.verify import RequestMargin, acceptable_part, looking_ahead, margin_limits, worthwhile_part
 
 
 class DeviceSteps(TreeModelRunner):
@@ -35,16 +35,15 @@ class DeviceSteps(TreeModelRunner):
         """See :class:`TreeModelRunner`; one wait."""
         step = self.step
         assert step is not None
-        limits = margin_limits(margins)
+        limits, chosen = margin_limits(margins), looking_ahead(margins)
         trees = TreeBatch(*self._uploaded(step.batch))
         if self.rule is not None and limits is not None:
             trees = acceptable_part(logits, trees, self.rule)
-        result = ops.walk_trees(
-            logits,
-            trees,
-            None if limits is None else MarginLimits(*self._uploaded(limits)),
-            max_depth=step.max_depth,
-        )
+        if limits is not None:
+            limits = MarginLimits(*self._uploaded(limits))
+        if limits is not None and chosen is not None:
+            trees = worthwhile_part(logits, trees, limits, to_device(chosen, self.device), step.max_depth)
+        result = ops.walk_trees(logits, trees, limits, max_depth=step.max_depth)
         return VerifyResult(*to_host(*(getattr(result, field.name) for field in fields(result))))
 
     def _uploaded(self, tensors: TreeBatch | MarginLimits) -> list[torch.Tensor]:

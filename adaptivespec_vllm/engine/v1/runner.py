@@ -364,6 +364,7 @@ class TreeModelRunner:
             max_promotions=allowed.max_promotions,
             max_regret=allowed.max_regret,
             protected=tuple(params.all_stop_token_ids | self._eos_ids()),
+            lookahead=margin.looks_ahead,
         )
 
     def _eos_ids(self) -> set[int]:

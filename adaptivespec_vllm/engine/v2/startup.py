@@ -27,6 +27,8 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "runner", f"V2: {spec_config.why_runner()}; {scheduling} scheduling"
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
     yield from rows_of_settings(settings)
+    if settings.lossy is not None and settings.lossy.looks_ahead:
+        yield "looking ahead", "not on this runner: promotions are those of the published margin rule"
     if runner.scheduler_config.async_scheduling:
         yield "rows", f"the target runs over {settings.max_nodes} draft rows of every request, whatever its tree holds"
     else:

@@ -1,0 +1,1 @@
+"""`adaptivespec report`: results of `bench` and `eval` as one page that stands alone."""

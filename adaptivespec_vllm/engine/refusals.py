@@ -110,15 +110,10 @@ def _v2(vllm_config: Any) -> Iterator[str]:
     """What trees on the V2 runner do not have yet."""
     v1 = "; set VLLM_USE_V2_MODEL_RUNNER=0"
     settings = vllm_config.speculative_config.adaptivespec
-    if settings.tree.policy == "cost-aware":
+    if settings.tree.policy not in ("cost-aware", "adaptive", "static"):
         yield (
-            "tree.policy='cost-aware' on the V2 model runner: what a step costs is not measured there yet; allowed: "
-            f"'adaptive', 'static'{v1}"
-        )
-    elif settings.tree.policy not in ("adaptive", "static"):
-        yield (
-            f"tree.policy={settings.tree.policy!r} on the V2 model runner: trees are expanded there without a look at "
-            f"them; allowed: 'adaptive', 'static'{v1}"
+            f"tree.policy={settings.tree.policy!r} on the V2 model runner: it looks at each tree while it grows, and "
+            f"trees grow there unseen; allowed: 'cost-aware', 'adaptive', 'static'{v1}"
         )
     if settings.rule is not None:
         yield f"rule {settings.rule.name!r} on the V2 model runner: allowed: strict verification and 'margin'{v1}"

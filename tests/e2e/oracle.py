@@ -78,7 +78,6 @@ class Oracle:
     def _draft_grid(self, input_batch: Any, num_sampled: torch.Tensor, roots: torch.Tensor) -> TreeGrid:
         """The same on the V2 runner, which keeps its requests in slots on the device."""
         runner, states = self._runner, self._runner.req_states
-        runner.shapes(input_batch)  # as the stock drafting does: it learns from what was verified
         trees = []
         for slot, sampled, root in zip(input_batch.idx_mapping_np, num_sampled.tolist(), roots.tolist(), strict=True):
             nodes = min(self._random.randint(0, self._max_nodes), runner.max_model_len - root - 2)

@@ -158,7 +158,7 @@ class TestGivingUp:
         signal.expected, signal.taken = 40.0, 44.0 * correction - 4.0
         signal.wait, signal.pause = 0, 32
         drafting = policy.begin(["a"], [True])
-        assert signal.probing and signal.pause == 64
+        assert drafting.probed == {"a"} and signal.pause == 64
         values = drafting.values(np.float32([[log_prob]]), np.array([0]), 1)
         assert np.exp(values[0, 0]) == pytest.approx(0.9 * np.exp(log_prob), rel=0.01)  # as if it were new
         tree = DraftTree([1], [0], 0, 0.5, policy.shape, [log_prob])
@@ -188,7 +188,8 @@ class TestGivingUp:
         text = Text(4.0, scaled(0.02))
         world, policy = World([text], EVERY_ROW_COSTS), policy_of(EVERY_ROW_COSTS)
         world.run(policy, 300)
-        assert not policy.begin(["0"], [True]).drafts[0] or policy.signal("0").probing
+        drafting = policy.begin(["0"], [True])
+        assert not drafting.drafts[0] or drafting.probed
         text.acceptance = GOOD.acceptance
         world.run(policy, 2 * LONGEST_WAIT + 30)
         nodes = world.nodes

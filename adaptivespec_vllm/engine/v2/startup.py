@@ -27,13 +27,12 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "runner", f"V2: {spec_config.why_runner()}; {scheduling} scheduling"
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
     yield from rows_of_settings(settings)
-    if runner.scheduler_config.async_scheduling:
-        yield "rows", f"the target runs over {settings.max_nodes} draft rows of every request, whatever its tree holds"
-    else:
-        yield "rows", "the target runs over as many draft rows of a request as its shape has nodes"
+    yield "rows", "the target runs over as many draft rows of a request as were worth it a step before"
     yield "eager", "everything: no CUDA graph is captured"
     yield "attention", f"vLLM's CPU kernel; tree rows by {runner.attention_name}"
     yield "ops", ops.describe()["cpu"]
+    if runner.policy.costs is not None:
+        yield "costs", f"from {settings.tree.costs}" if settings.tree.costs else "measured on this machine"
     yield "trees for", "all requests; chains for those with grammars, penalties, bad words or thinking budgets"
     yield "HTTP 400 for", ", ".join(REFUSED_PARAMETERS)
     if runner.decision_log is not None:

@@ -6,7 +6,7 @@ nodes of the tree that it drafted last for the request, which it keeps by reques
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from adaptivespec_vllm.draft import NO_TOKEN, TreeGrid
 from adaptivespec_vllm.kv import rows_in_sequence
+from adaptivespec_vllm.policy.base import Drafting, NoDrafting
 from adaptivespec_vllm.types import TreeBatch, VerifyResult
 
 
@@ -59,6 +60,7 @@ class TreeStep:
         sequential_slots: ``int64 [groups, N]`` cache slots of all rows, before draft rows were masked.
         result: what the walk decided; None where the step had no drafts.
         emitting: ``bool [B]``, requests that emit tokens; once the result is known.
+        drafting: the policy's view of the step that drafted the trees.
 
     """
 
@@ -73,6 +75,7 @@ class TreeStep:
     sequential_slots: torch.Tensor | None = None
     result: VerifyResult | None = None
     emitting: torch.Tensor | None = None
+    drafting: Drafting = field(default_factory=lambda: NoDrafting([]))
 
     @classmethod
     def of(cls, input_batch: Any, req_states: Any, pending: PendingTrees) -> TreeStep:

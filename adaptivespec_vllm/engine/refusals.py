@@ -115,8 +115,6 @@ def _v2(vllm_config: Any) -> Iterator[str]:
             f"tree.policy={settings.tree.policy!r} on the V2 model runner: it looks at each tree while it grows, and "
             f"trees grow there unseen; allowed: 'cost-aware', 'adaptive', 'static'{v1}"
         )
-    if settings.rule is not None:
-        yield f"rule {settings.rule.name!r} on the V2 model runner: allowed: strict verification and 'margin'{v1}"
     rows = settings.max_width * (settings.max_depth - 1)
     if rows > MAX_TREE_NODES:
         yield (

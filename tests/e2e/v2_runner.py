@@ -37,6 +37,19 @@ def scheduled_drafts(llm: Any) -> Iterator[list[dict[str, int]]]:
         runner.execute_model = stock
 
 
+def schedule_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are made from now on schedule asynchronously, which vLLM turns off on CPUs."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    stock = CpuPlatform.check_and_update_config
+
+    def keep_asynchronous(cls: type, vllm_config: Any) -> None:
+        stock(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep_asynchronous))
+
+
 @pytest.fixture(scope="module")
 def prompts() -> list:
     return random_prompts(4, seed=91)
@@ -57,15 +70,7 @@ def test_asynchronous_scheduling(
     make_llm: Callable[..., Any], tiny_head: Path, prompts: list, expected: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps are scheduled before the one before them is known, so nobody but the worker knows the trees."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    stock = CpuPlatform.check_and_update_config
-
-    def keep_asynchronous(cls: type, vllm_config: Any) -> None:
-        stock(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True  # vLLM turns it off on CPUs
-
-    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep_asynchronous))
+    schedule_ahead(monkeypatch)
     llm = make_llm(speculative_config=adaptivespec(tiny_head))
     assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling
     assert type(llm.llm_engine.engine_core.engine_core.scheduler).__name__ == "AsyncScheduler"
@@ -140,7 +145,7 @@ def test_chains_where_logits_depend_on_drafts(trees: Any, plain: Any, prompts: l
 @pytest.mark.parametrize(
     ("tree", "named"),
     [
-        ({"policy": "cost-aware"}, "tree.policy='cost-aware'"),
+        ({"policy": "talon"}, "tree.policy='talon'"),
         (
             {
                 "policy": "adaptive",

@@ -34,6 +34,7 @@ from adaptivespec_vllm.engine.v2.speculator import TreeSpeculator
 from adaptivespec_vllm.engine.v2.step import PendingTrees, TreeStep
 from adaptivespec_vllm.kv import commit_slots
 from adaptivespec_vllm.policy.base import TreePolicy
+from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import MarginLimits, TreeShape
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class TreeModelRunner(CPUModelRunner):
         self.max_depth, self.max_width = min(settings.max_depth, settings.max_nodes), settings.max_width
         least = settings.tree.min_path_probability
         self.least_value = math.log(least) if least else -math.inf
+        self.rule = make_rule(settings)
+        self.limits.configure(settings)
         self.planner.configure(settings)
 
     @property

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adaptivespec_vllm.config import ConfigError
+from adaptivespec_vllm.engine.v1.integrity import IntegrityError
+from adaptivespec_vllm.engine.v2 import integrity
+from adaptivespec_vllm.types import RequestSignal
 from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
 from tests.e2e.oracle import decode_with_oracle, runner_of
 
@@ -191,3 +196,76 @@ def test_no_wait_in_a_step(trees: Any, prompts: list, expected: list, monkeypatc
     assert generate(trees, prompts, greedy(TOKENS)) == expected
     # The bound on sequence lengths is a tensor on the host to begin with.
     assert [wait for wait in waits if "numpy in" not in wait or "sampler" not in wait] == []
+
+
+def _give_a_slot(runner: Any, step: Any) -> None:
+    step.slots[:, step.root_rows + 1] = 0
+
+
+def _swap_slots(runner: Any, step: Any) -> None:
+    roots = step.root_rows
+    slots = step.sequential_slots.clone()
+    slots[:, roots], slots[:, roots + 1] = step.sequential_slots[:, roots + 1], step.sequential_slots[:, roots]
+    step.sequential_slots = slots
+
+
+def _change(name: str, value: int, *, of: str, row: int = 1) -> Callable[[Any, Any], None]:
+    """Another number in a row of the first tree, or of the first request."""
+
+    def apply(runner: Any, step: Any) -> None:
+        changed = getattr(getattr(step, of), name).clone()
+        changed[row] = value
+        setattr(step, of, replace(getattr(step, of), **{name: changed}))
+
+    return apply
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
+    "parent behind its child": ("a node comes before its parent", _change("parents", 3, of="batch")),
+    "wrong position": ("rows have positions", _change("positions", 0, of="batch", row=2)),
+    "wrong ancestors": ("ancestors of rows", _change("ancestors", 0b1000, of="batch", row=2)),
+    "path through the air": ("does not follow parents", _change("paths", 63, of="result", row=0)),
+    "promotion where it is strict": ("promotions on a path", _change("promotions", 1, of="result", row=0)),
+    "draft row with a slot": ("a draft row has a slot", _give_a_slot),
+    "slots out of order": ("its own is", _swap_slots),
+}
+
+
+def test_checks_find_what_is_broken(trees: Any, prompts: list, expected: list) -> None:
+    """Each rule is broken once, in the middle of a step of a real engine."""
+    runner = runner_of(trees)
+    assert runner.checks, "tests/e2e/conftest.py turns the checks on"
+    found: dict[str, list[str]] = {}
+    commit = runner._commit
+
+    def breaking(step: Any) -> None:
+        whole = integrity.trees_of(step)
+        if not found and len(whole[0]) > 3 and int(step.result.lengths[0]):
+            assert list(integrity.step_faults(runner, step)) == []
+            for name, (_, apply) in FAULTS.items():
+                kept = copy.copy(step)
+                kept.slots = step.slots.clone()
+                apply(runner, kept)
+                found[name] = list(integrity.step_faults(runner, kept))
+        commit(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_commit", breaking)
+        tokens, _ = decode_with_oracle(trees, prompts, truth_of(prompts, expected), greedy(TOKENS))
+    assert tokens == expected
+    for name, (fault, _) in FAULTS.items():
+        assert any(fault in told for told in found[name]), (name, found[name])
+    runner.policy.signals["ended"] = RequestSignal(0.5)
+    runner.speculator.backlog.waiting[3] = 99
+    runner.totals.emitted += 1
+    try:
+        kept = list(integrity.kept_faults(runner))
+        with pytest.raises(IntegrityError, match="a signal of request ended"):
+            integrity.check_kept(runner)
+    finally:
+        del runner.policy.signals["ended"]
+        runner.speculator.backlog.waiting[3] = 0
+        runner.totals.emitted -= 1
+    assert any("99 rows wait in slot 3" in fault for fault in kept)
+    assert any("emitted = steps + accepted" in fault for fault in kept)
+    integrity.check_kept(runner)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,10 @@ class Forecast:
             arrays = [async_copy_to_np(tensor) for tensor in drafted.tensors()]
             arrival.record(copy_stream)
         self._coming.append(_Copy(requests, arrays, drafted, arrival))
+
+    def requests(self) -> Iterable[str]:
+        """Those of which something is known."""
+        return self._last.keys()
 
     def forget(self, request: str) -> None:
         """The request has ended."""

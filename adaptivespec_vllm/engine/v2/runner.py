@@ -22,8 +22,10 @@ from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.v1.cpu_attention import TreeCPUAttentionImpl
+from adaptivespec_vllm.engine.v1.integrity import wanted
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.tree_attention import TreeAttentionStep
+from adaptivespec_vllm.engine.v2 import integrity
 from adaptivespec_vllm.engine.v2.costs import V2Measurement
 from adaptivespec_vllm.engine.v2.cpu_attention import attach_trees
 from adaptivespec_vllm.engine.v2.limits import RequestLimits
@@ -85,6 +87,7 @@ class TreeModelRunner(CPUModelRunner):
         """What was drafted last."""
         self._attention_steps: list[tuple[int, TreeAttentionStep]] = []
         self._verified: VerifiedTrees | None = None
+        self.checks = wanted()
 
     def configure(self, settings: AdaptiveSpecConfig) -> None:
         """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
@@ -214,6 +217,8 @@ class TreeModelRunner(CPUModelRunner):
         step = self.step
         if step is not None:
             step.emitting = num_sampled > 0
+            if self.checks:
+                integrity.check_step(self, step)
             self._verified = VerifiedTrees(step, (self.output_copy_stream, self.main_stream))
             if step.result is not None:
                 self._commit(step)
@@ -241,6 +246,8 @@ class TreeModelRunner(CPUModelRunner):
             output = super().sample_tokens(grammar_output)
             if step is not None and self.plan is not None and step.is_tree.all():
                 self.planner.end_step(self.plan, int(step.start[-1]))
+            if self.checks:
+                integrity.check_kept(self)
         finally:
             self.step = None
         verified, self._verified = self._verified, None

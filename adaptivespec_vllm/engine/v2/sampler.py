@@ -50,14 +50,8 @@ class TreeRejectionSampler(RejectionSampler):
             step.batch.tokens.masked_fill_(invalid_drafts, NO_TOKEN)
         num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
         processed, chosen = self._choices(logits, input_batch)
-        step.result = walk(
-            processed,
-            step.batch,
-            self.runner.margin_limits(input_batch),
-            chosen,
-            self.runner.max_depth,
-            self.runner.rule,
-        )
+        step.margins = self.runner.margin_limits(input_batch)
+        step.result = walk(processed, step.batch, step.margins, chosen, self.runner.max_depth, self.runner.rule)
         sampled = emitted_tokens(step, step.result)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             step.result.lengths + 1,

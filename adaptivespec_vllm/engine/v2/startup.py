@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.engine import spec_config
 from adaptivespec_vllm.engine.front_end import REFUSED_PARAMETERS
-from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.startup import log_block, rows_of_settings
 
 if TYPE_CHECKING:
@@ -37,5 +36,5 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "HTTP 400 for", ", ".join(REFUSED_PARAMETERS)
     if runner.decision_log is not None:
         yield "decisions", f"logged to {runner.decision_log.path}"
-    if integrity.wanted():
-        yield "checks", "none: this runner has no integrity checks yet"
+    if runner.checks:
+        yield "checks", "every step is checked for integrity, which takes time and waits for the device"

@@ -123,8 +123,6 @@ def _v2(vllm_config: Any) -> Iterator[str]:
         )
     if vllm_config.parallel_config.tensor_parallel_size > 1:
         yield f"tensor_parallel_size={vllm_config.parallel_config.tensor_parallel_size} on the V2 model runner{v1}"
-    if vllm_config.lora_config is not None:
-        yield f"enable_lora=True on the V2 model runner: trees were not verified with adapters there{v1}"
     if vllm_config.model_config.return_sampling_mask:
         yield "return_sampling_mask=True: rows of a tree are not those of a text"
     if vllm_config.model_config.enable_trace_replay:

@@ -16,9 +16,9 @@ from adaptivespec_vllm.engine.decision_log import VARIABLE, read_log
 from adaptivespec_vllm.engine.v1.costs import facts_of
 from adaptivespec_vllm.policy import replay
 from adaptivespec_vllm.types import NO_TREE
-from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, schedule_ahead, truth_of
 from tests.e2e.oracle import decode_with_oracle, runner_of
-from tests.e2e.v2_runner import schedule_ahead, scheduled_drafts
+from tests.e2e.v2_runner import scheduled_drafts
 
 TOKENS = 32
 CHEAP = {"target": [[1, 1.0], [64, 1.02]], "first": [[1, 0.002]], "level": [[1, 0.001]]}

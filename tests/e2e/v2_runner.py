@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaptivespec_vllm.config import ConfigError
 from adaptivespec_vllm.engine.v1.integrity import IntegrityError
 from adaptivespec_vllm.engine.v2 import integrity
 from adaptivespec_vllm.types import RequestSignal
-from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, truth_of
+from tests.e2e.conftest import adaptivespec, generate, greedy, random_prompts, schedule_ahead, truth_of
 from tests.e2e.oracle import decode_with_oracle, runner_of
 
 TOKENS = 24
@@ -40,19 +43,6 @@ def scheduled_drafts(llm: Any) -> Iterator[list[dict[str, int]]]:
         yield steps
     finally:
         runner.execute_model = stock
-
-
-def schedule_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that are made from now on schedule asynchronously, which vLLM turns off on CPUs."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    stock = CpuPlatform.check_and_update_config
-
-    def keep_asynchronous(cls: type, vllm_config: Any) -> None:
-        stock(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True
-
-    monkeypatch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep_asynchronous))
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +156,12 @@ def test_refusals(make_llm: Callable[..., Any], tiny_head: Path, tree: dict, nam
         make_llm(speculative_config=adaptivespec(tiny_head, tree=tree))
 
 
+def test_several_ranks_are_refused(make_llm: Callable[..., Any], tiny_head: Path) -> None:
+    """Every rank would have to hear of a step when the first one does."""
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 on the V2 model runner"):
+        make_llm(speculative_config=adaptivespec(tiny_head), tensor_parallel_size=2)
+
+
 def test_check_names_the_runner() -> None:
     from adaptivespec_vllm.check.report import Report
 
@@ -174,28 +170,64 @@ def test_check_names_the_runner() -> None:
     assert not report.errors
 
 
-def test_no_wait_in_a_step(trees: Any, prompts: list, expected: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a step's inputs and its drafts, nothing of ours reads a tensor on the host."""
-    import sys
+class _Waits(TorchDispatchMode):
+    """Notes operations whose result the host has to wait for, with the place in this package that asked for them."""
 
-    import torch
+    OPS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "is_nonzero", "equal")
+    ON_CPUS_ONLY = ("cpu_attention", "v1/head", "v1/packed_head", "ops/", "integrity")
 
-    mine = {"adaptivespec_vllm/engine/v2", "adaptivespec_vllm/draft/grid", "adaptivespec_vllm/kv"}
-    on_the_cpu_only = "cpu_attention"
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        name = func.overloadpacket.__name__
+        sized = name != "repeat_interleave" or (kwargs or {}).get("output_size") is not None
+        if name in self.OPS or not sized:
+            frame = sys._getframe(1)
+            while frame is not None and "adaptivespec_vllm" not in frame.f_code.co_filename:
+                frame = frame.f_back  # type: ignore[assignment]
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+            if frame and "site-packages" not in place and not any(part in place for part in self.ON_CPUS_ONLY):
+                self.seen.add(f"{name} in {place}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", ["static", "cost-aware"])
+def test_no_wait_in_a_step(
+    make_llm: Callable[..., Any],
+    tiny_head: Path,
+    trees: Any,
+    prompts: list,
+    expected: list,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+) -> None:
+    """Nothing of ours reads a tensor on the host, by a method of tensors or by an operation of an unknown size."""
+    llm = trees
+    if policy == "cost-aware":
+        llm = make_llm(speculative_config={"method": "adaptivespec", "model": str(tiny_head)})
+    monkeypatch.setattr(runner_of(llm), "checks", False)
+    mine = ("adaptivespec_vllm/engine/v2", "adaptivespec_vllm/draft/grid", "adaptivespec_vllm/kv", "verify/greedy")
     waits: list[str] = []
     for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__"):
         stock = getattr(torch.Tensor, name)
 
         def watched(tensor: Any, *args: Any, stock: Any = stock, name: str = name, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_code.co_filename
-            if any(part in caller for part in mine) and on_the_cpu_only not in caller:
+            if any(part in caller for part in mine) and "cpu_attention" not in caller:
                 waits.append(f"{name} in {caller}")
             return stock(tensor, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, name, watched)
-    assert generate(trees, prompts, greedy(TOKENS)) == expected
+    with _Waits() as operations:
+        assert generate(llm, prompts, greedy(TOKENS)) == expected
     # The bound on sequence lengths is a tensor on the host to begin with.
     assert [wait for wait in waits if "numpy in" not in wait or "sampler" not in wait] == []
+    assert operations.calls > 1000
+    assert not operations.seen
 
 
 def _give_a_slot(runner: Any, step: Any) -> None:

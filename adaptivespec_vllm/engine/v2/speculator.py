@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import GridBounds, TreeGrid, WorthOnDevice, expand_grid, grid_of
 from adaptivespec_vllm.engine.v1.head import Eagle3Head
+from adaptivespec_vllm.engine.v1.proposer import share_unadapted_layers
 from adaptivespec_vllm.engine.v2.backlog import Backlog
 from adaptivespec_vllm.types import TreeShape
 
@@ -47,6 +48,7 @@ class TreeSpeculator(EagleSpeculator):
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Load the head."""
         super().load_model(target_model)
+        share_unadapted_layers(self.model)
         self.adopt_weights()
         self.backlog = Backlog(self.max_num_reqs, self.model.model.fc_input_size, self.dtype, self.device)
 

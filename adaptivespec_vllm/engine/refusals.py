@@ -112,8 +112,8 @@ def _v2(vllm_config: Any) -> Iterator[str]:
     settings = vllm_config.speculative_config.adaptivespec
     if settings.tree.policy not in ("cost-aware", "adaptive", "static"):
         yield (
-            f"tree.policy={settings.tree.policy!r} on the V2 model runner: it looks at each tree while it grows, and "
-            f"trees grow there unseen; allowed: 'cost-aware', 'adaptive', 'static'{v1}"
+            f"tree.policy={settings.tree.policy!r} on the V2 model runner: it is there for comparison, on V1 alone; "
+            f"allowed: 'cost-aware', 'adaptive', 'static'{v1}"
         )
     rows = settings.max_width * (settings.max_depth - 1)
     if rows > MAX_TREE_NODES:

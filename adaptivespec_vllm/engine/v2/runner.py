@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
@@ -181,6 +182,12 @@ class TreeModelRunner(CPUModelRunner):
             self.step.drafting = self.plan.drafting
         input_batch.input_ids.clamp_(min=0)  # drafts that are none run along, and nothing is made of them
         return input_batch
+
+    def _set_active_loras(self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
+        """As vLLM's, with an adapter for every row of logits: a request has as many as its tree has rows."""
+        if self.step is not None:
+            prompt_lora_mapping = tuple(np.repeat(prompt_lora_mapping, np.diff(self.step.start)).tolist())
+        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     def prepare_attn(self, input_batch: InputBatch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         block_tables, slot_mappings = super().prepare_attn(input_batch)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 MAX_TREE_ROWS = 64
@@ -45,6 +46,23 @@ class TreeShape(NamedTuple):
 
 NO_TREE = TreeShape(0, 0, 0)
 """Nothing is drafted."""
+
+
+class Worth(NamedTuple):
+    """What a draft node is worth given its parent: a function of its draft probability, linear between K knots.
+
+    Attributes:
+        knots: ``float64 [K]`` draft probabilities, from 0 to 1.
+        tables: ``float64 [L, K]`` its value at the knots, by depth; the last row is for all that are deeper.
+        factors: ``float64 [B]`` of each request, on the value.
+        most: values are at most so much.
+
+    """
+
+    knots: np.ndarray
+    tables: np.ndarray
+    factors: np.ndarray
+    most: float
 
 
 class Verdicts(NamedTuple):

@@ -2,7 +2,7 @@
 
 from adaptivespec_vllm.draft.ahead import Ahead, AheadRows, DeviceHead, RecordedHead, draft_ahead
 from adaptivespec_vllm.draft.expand import DraftHead, LevelRows, expand_trees, scratch_rows_needed
-from adaptivespec_vllm.draft.grid import NO_TOKEN, GridBounds, TreeGrid, expand_grid, grid_of
+from adaptivespec_vllm.draft.grid import NO_TOKEN, GridBounds, TreeGrid, WorthOnDevice, expand_grid, grid_of
 
 __all__ = [
     "NO_TOKEN",
@@ -14,6 +14,7 @@ __all__ = [
     "LevelRows",
     "RecordedHead",
     "TreeGrid",
+    "WorthOnDevice",
     "draft_ahead",
     "expand_grid",
     "expand_trees",

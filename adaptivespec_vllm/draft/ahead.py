@@ -71,6 +71,17 @@ class Ahead:
     child_log_probs: torch.Tensor
     child_tokens: torch.Tensor
 
+    @classmethod
+    def of(cls, log_probs: torch.Tensor, tokens: torch.Tensor, levels: Sequence[tuple[torch.Tensor, ...]]) -> Ahead:
+        """From the first level, and of each further one: expanded nodes, their parents, children's log-probabilities
+        and tokens."""
+        if levels:
+            return cls(log_probs, tokens, *(torch.stack(column) for column in zip(*levels, strict=True)))
+        trees, width = tokens.shape
+        none = tokens.new_empty(0, trees, width)
+        children = none[..., None].expand(0, trees, width, width)
+        return cls(log_probs, tokens, none, none, children.float(), children)
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """In the order of the attributes."""
         return self.log_probs, self.tokens, self.expanded, self.parents, self.child_log_probs, self.child_tokens
@@ -100,12 +111,7 @@ def draft_ahead(head: DeviceHead, log_probs: torch.Tensor, tokens: torch.Tensor,
             parents = torch.div(best, width, rounding_mode="floor")
             frontier = child_tokens.flatten(1).gather(1, best)
             ancestors = ancestors.gather(1, parents) | torch.bitwise_left_shift(bits, level * width)
-    if not levels:
-        none = tokens.new_empty(0, trees, width)
-        children = none[..., None].expand(0, trees, width, width)
-        return Ahead(log_probs, tokens, none, none, children.float(), children)
-    expanded, above, child_values, children = (torch.stack(column) for column in zip(*levels, strict=True))
-    return Ahead(log_probs, tokens, expanded, above, child_values, children)
+    return Ahead.of(log_probs, tokens, levels)
 
 
 class RecordedHead:

@@ -7,15 +7,26 @@ the ``nodes`` best of all levels is expanded here too, but a child of it is wort
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from adaptivespec_vllm.draft.ahead import Ahead
 from adaptivespec_vllm.draft.expand import DraftHead, LevelRows
-from adaptivespec_vllm.types import TreeShape
+from adaptivespec_vllm.types import TreeShape, Worth
 
 NO_TOKEN = -1
 """In the place of a node that a tree does not have."""
+
+_LEAST = -80.0
+"""Log-probabilities below it are as good as impossible; their worth stays above nothing."""
+
+
+Values = Callable[[torch.Tensor, int], torch.Tensor]
+"""(``float32 [B, W, k]`` draft log-probabilities of children of W nodes a request, their depth) -> what each is worth
+given its parent, at most 0; the path value of a node is the sum along its path."""
 
 
 @dataclass(slots=True)
@@ -46,6 +57,7 @@ class TreeGrid:
         depths: ``int32 [B, N + 1]``.
         ancestors: ``int64 [B, N + 1]``, bit j set: row j is an ancestor or the row itself.
         log_probs: ``float32 [B, N]``, draft log-probability of each node given its parent.
+        ahead: all that was drafted, whatever of it the trees hold; None where nothing was.
 
     """
 
@@ -54,6 +66,7 @@ class TreeGrid:
     depths: torch.Tensor
     ancestors: torch.Tensor
     log_probs: torch.Tensor
+    ahead: Ahead | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +104,7 @@ def expand_grid(
     bounds: GridBounds,
     root_positions: torch.Tensor,
     largest: TreeShape,
+    values_of: Values | None = None,
 ) -> TreeGrid:
     """Draft one tree a request.
 
@@ -101,21 +115,63 @@ def expand_grid(
         bounds: of each request.
         root_positions: ``int64 [B]`` absolute position of each root.
         largest: of the grid: levels that are run, width W, nodes N.
+        values_of: what nodes are worth; None is the log-probabilities themselves.
 
     """
+    if values_of is None:
+        values_of = _log_probs
     width = log_probs.shape[1]
     allowed = torch.arange(width, device=log_probs.device) < bounds.width[:, None]
-    values = _where_deep_enough(torch.where(allowed, log_probs, -torch.inf), bounds, 1)
+    worth = values_of(log_probs[:, None], 1)[:, 0]
+    values = _where_deep_enough(torch.where(allowed, worth, -torch.inf), bounds, 1)
     levels = [_Level(values, log_probs, tokens, torch.full_like(tokens, -1))]
     first = 0
     before: _Frontier | None = None
+    expanded: list[tuple[torch.Tensor, ...]] = []
     for depth in range(2, largest.depth + 1):
         frontier = _frontier(levels[-1], before, allowed, depth, width)
         children, child_tokens = head.children(_rows(frontier, before, root_positions, depth), width)
-        levels.append(_children(frontier, children, child_tokens, allowed, bounds, first, depth))
+        children = children.view(-1, width, width)
+        levels.append(
+            _children(frontier, children, values_of(children, depth), child_tokens, allowed, bounds, first, depth)
+        )
+        above = torch.zeros_like(frontier.places) if before is None else frontier.places // width
+        expanded.append((frontier.tokens, above, children, child_tokens.view_as(children)))
         first += levels[-2].values.shape[1]
         before = frontier
-    return _best(levels, bounds, largest.nodes)
+    trees = _best(levels, bounds, largest.nodes)
+    trees.ahead = Ahead.of(log_probs, tokens, expanded)
+    return trees
+
+
+def _log_probs(log_probs: torch.Tensor, depth: int) -> torch.Tensor:
+    return log_probs
+
+
+class WorthOnDevice:
+    """The values of a policy's :class:`types.Worth`, computed where the draft is.
+
+    Args:
+        worth: of B requests.
+        to_device: copies an array there.
+
+    """
+
+    def __init__(self, worth: Worth, to_device: Callable[[np.ndarray], torch.Tensor]) -> None:
+        knots, tables = worth.knots.astype(np.float32), worth.tables.astype(np.float32)
+        self._knots, self._inner = to_device(knots), to_device(knots[1:-1])
+        self._tables = to_device(tables)
+        self._slopes = to_device(np.diff(tables) / np.diff(knots))
+        self._factors = to_device(worth.factors.astype(np.float32))[:, None, None]
+        self._most = worth.most
+
+    def __call__(self, log_probs: torch.Tensor, depth: int) -> torch.Tensor:
+        """See :data:`Values`."""
+        level = min(depth, len(self._tables)) - 1
+        probabilities = log_probs.clamp(min=_LEAST).exp()
+        knot = torch.searchsorted(self._inner, probabilities, right=True)
+        value = self._tables[level][knot] + (probabilities - self._knots[knot]) * self._slopes[level][knot]
+        return (value * self._factors).clamp(max=self._most).log()
 
 
 def _where_deep_enough(values: torch.Tensor, bounds: GridBounds, depth: int) -> torch.Tensor:
@@ -151,6 +207,7 @@ def _rows(frontier: _Frontier, before: _Frontier | None, root_positions: torch.T
 def _children(
     frontier: _Frontier,
     log_probs: torch.Tensor,
+    worth: torch.Tensor,
     tokens: torch.Tensor,
     allowed: torch.Tensor,
     bounds: GridBounds,
@@ -159,8 +216,7 @@ def _children(
 ) -> _Level:
     """Candidates of the level behind a frontier, whose own candidates begin at ``first``."""
     requests, width = frontier.tokens.shape
-    log_probs = log_probs.view(requests, width, width)
-    values = torch.where(allowed[:, None], frontier.values[..., None] + log_probs, -torch.inf)
+    values = torch.where(allowed[:, None], frontier.values[..., None] + worth, -torch.inf)
     parents = (first + frontier.places)[..., None].expand_as(values)
     flat = (t.reshape(requests, width * width) for t in (log_probs, tokens, parents))
     return _Level(_where_deep_enough(values.flatten(1), bounds, depth), *flat)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig, LossyConfig
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
-from adaptivespec_vllm.policy.base import TreePolicy
+from adaptivespec_vllm.policy.base import Drafting, TreePolicy
 from adaptivespec_vllm.policy.guard import held_back_by
 from adaptivespec_vllm.types import StepFeedback
 
@@ -17,6 +17,7 @@ def observe(
     margin_of: Callable[[str], LossyConfig | None],
     settings: AdaptiveSpecConfig,
     stats: WorkerStats,
+    drafting: Drafting | None = None,
 ) -> None:
     """Tell the policy what became of each request's tree, and count breakers and guards that trip by it.
 
@@ -26,6 +27,7 @@ def observe(
         margin_of: the lossy rule of a request.
         settings: of the server.
         stats: gets the counts.
+        drafting: that gave the trees; None is the one begun last.
 
     """
 
@@ -37,7 +39,7 @@ def observe(
 
     # Nothing trips in a step without drafts.
     before = {request: trips(request) for request, feedback in feedbacks.items() if feedback.drafted_nodes}
-    policy.observe(feedbacks)
+    policy.observe(feedbacks, drafting)
     for request, (breaker, guard) in before.items():
         opened, held_back = trips(request)
         stats.breaker_trips += opened and not breaker

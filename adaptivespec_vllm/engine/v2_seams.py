@@ -29,6 +29,11 @@ V2: list[Seam] = [
     Seam(
         "vllm.v1.outputs:AsyncModelRunnerOutput.get_output", "a step's output, with what became of trees", runner="V2"
     ),
+    Seam(
+        "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin._set_active_loras",
+        "an adapter for every row of logits",
+        runner="V2",
+    ),
     Seam("vllm.v1.worker.cpu.model_runner:CPUModelRunner", "base class of our runner", platform="cpu", runner="V2"),
     _v2("model_states.default:DefaultModelState.prepare_attn", "attach the trees"),
     _v2("spec_decode.eagle.speculator:EagleSpeculator", "base class of our speculator"),
@@ -44,6 +49,8 @@ V2: list[Seam] = [
     _v2("input_batch:InputBatch", "rows of a step"),
     _v2("input_batch:get_num_sampled_and_rejected", "partial prefills emit nothing"),
     _v2("states:RequestState", "slots, draft tokens and texts of requests"),
+    _v2("block_table:BlockTables", "slots of rows that were put off"),
+    Seam("vllm.v1.request:Request", "placeholders of drafts that are not worth it are cut", runner="V2"),
     _v2("attn_utils:build_slot_mappings_by_layer", "true slots for the head's first pass"),
     _v2("async_utils:AsyncOutput.get_output", "what became of trees goes with vLLM's own output"),
     _v2("async_utils:async_copy_to_np", "the same"),

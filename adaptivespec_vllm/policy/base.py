@@ -25,7 +25,7 @@ import numpy as np
 from adaptivespec_vllm.config import AdaptiveSpecConfig, TreeConfig
 from adaptivespec_vllm.policy import signal as signals_
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape, Worth
 
 
 class Drafting(ABC):
@@ -71,6 +71,10 @@ class Drafting(ABC):
 
         """
         return log_probs
+
+    def worth(self) -> Worth | None:
+        """What :meth:`values` computes, as numbers that a device can use; None where it gives what it is given."""
+        return None
 
     @abstractmethod
     def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
@@ -145,7 +149,14 @@ class TreePolicy(ABC):
 
         """
 
-    def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
-        """What the step gave, for every request that emitted tokens."""
+    def observe(self, feedbacks: Mapping[str, StepFeedback], drafting: Drafting | None = None) -> None:
+        """What a step gave.
+
+        Args:
+            feedbacks: of every request that emitted tokens.
+            drafting: that gave the trees; None is the one begun last. Where steps are drafted before the ones before
+                them are known, it is another one.
+
+        """
         for request, feedback in feedbacks.items():
             signals_.observe(self.signal(request), feedback, self.config.signal)

@@ -16,8 +16,8 @@ from adaptivespec_vllm.policy import choice
 from adaptivespec_vllm.policy.base import Drafting, TreePolicy
 from adaptivespec_vllm.policy.costs import UNMEASURED, Costs
 from adaptivespec_vllm.policy.shape import bounded
-from adaptivespec_vllm.policy.survival import MOST, Survival, level_of, probabilities_of
-from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape
+from adaptivespec_vllm.policy.survival import KNOTS, MOST, Survival, level_of, probabilities_of
+from adaptivespec_vllm.types import NO_TREE, RequestSignal, StepFeedback, TreeShape, Worth
 
 LONGEST_WAIT = 64
 """Steps between two probes of a request that does not pay, at most."""
@@ -56,8 +56,6 @@ class CostSignal(RequestSignal):
     """Steps to pass before a request that does not pay is probed; below 0, it is due."""
     pause: int = 1
     """Steps to pass after a probe that does not pay either."""
-    probing: bool = False
-    """The last step that drafted was a probe."""
 
     @property
     def correction(self) -> float:
@@ -66,7 +64,6 @@ class CostSignal(RequestSignal):
 
     def count_down(self, pays: bool) -> None:
         """One more step, in which drafting pays or does not."""
-        self.probing = False
         if pays:
             self.pause = self.wait = max(1, self.pause // 2)
         else:
@@ -74,7 +71,6 @@ class CostSignal(RequestSignal):
 
     def probe(self) -> None:
         """It drafts all the same; the next time it is twice as long until then."""
-        self.probing = True
         self.pause = self.wait = min(LONGEST_WAIT, 2 * self.pause)
 
 
@@ -124,15 +120,16 @@ class CostAwarePolicy(TreePolicy):
 
     def begin(self, requests: Sequence[str], decoding: Sequence[bool], rows: Sequence[int] | None = None) -> Drafting:
         signals = [self.signal(request) for request in requests]
-        self._drafting = _CostAware(self, signals, np.array(decoding, dtype=bool), rows)
+        self._drafting = _CostAware(self, requests, signals, np.array(decoding, dtype=bool), rows)
         return self._drafting
 
-    def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
+    def observe(self, feedbacks: Mapping[str, StepFeedback], drafting: Drafting | None = None) -> None:
         super().observe(feedbacks)
+        if drafting is None:
+            drafting, self._drafting = self._drafting, None
         if feedbacks:
             surprising = self._learn(feedbacks)
-            self._account(feedbacks, surprising)
-        self._drafting = None
+            self._account(feedbacks, surprising, drafting)
 
     def _learn(self, feedbacks: Mapping[str, StepFeedback]) -> set[str]:
         """The table for all, then the correction of each; requests that did far better than was expected of them."""
@@ -153,10 +150,9 @@ class CostAwarePolicy(TreePolicy):
             signal.taken = signal.taken * _FADE_REQUEST + went_on
         return surprising
 
-    def _account(self, feedbacks: Mapping[str, StepFeedback], surprising: set[str]) -> None:
+    def _account(self, feedbacks: Mapping[str, StepFeedback], surprising: set[str], drafting: Drafting | None) -> None:
         """Tokens and modelled time of the step; which probes ask for another one at once."""
         requests, nodes = len(feedbacks), sum(f.drafted_nodes for f in feedbacks.values())
-        drafting = self._drafting
         step = self.costs.of_requests(requests)
         verifying = step(requests + nodes)
         seconds = verifying + (drafting.seconds if drafting else 0.0)
@@ -164,13 +160,13 @@ class CostAwarePolicy(TreePolicy):
         plain = seconds * self._plain_rate(requests)
         self._plain = self._plain * _FADE_RATE + plain
         self.credit = min(PROBE_CREDIT, self.credit + PROBE_SHARE * plain / requests)
-        if drafting is None or not surprising:
+        if not isinstance(drafting, _CostAware) or not surprising:
             return
         share = drafting.seconds / max(1, sum(drafting.drafts))
         row = (verifying - step(requests)) / max(1, nodes)
-        for request in surprising:
+        for request in surprising & drafting.probed:
             signal, feedback = self.signal(request), feedbacks[request]
-            if signal.probing and feedback.accepted > drafting.rate * (share + row * feedback.drafted_nodes):
+            if feedback.accepted > drafting.rate * (share + row * feedback.drafted_nodes):
                 signal.wait, signal.pause = 0, 1
 
 
@@ -180,11 +176,17 @@ class _CostAware(Drafting):
     Attributes:
         rate: price of time, tokens a second.
         seconds: modelled time of the head in this step.
+        probed: requests that draft to see whether it pays again.
 
     """
 
     def __init__(
-        self, policy: CostAwarePolicy, signals: list[CostSignal], decoding: np.ndarray, rows: Sequence[int] | None
+        self,
+        policy: CostAwarePolicy,
+        requests: Sequence[str],
+        signals: list[CostSignal],
+        decoding: np.ndarray,
+        rows: Sequence[int] | None,
     ) -> None:
         self._policy = policy
         self._costs = policy.costs
@@ -198,6 +200,7 @@ class _CostAware(Drafting):
         first_rows = decoding.astype(np.int64) if rows is None else np.array(rows, dtype=np.int64)
         gains = self._choose(signals, decoding, first_rows)
         super().__init__(self._drafts.tolist())
+        self.probed = {requests[b] for b in np.flatnonzero(self._probes).tolist()}
         self.reasons = {"rate": self.rate, "corrections": self._correction.tolist(), "gains": gains.tolist()}
 
     def _choose(self, signals: list[CostSignal], decoding: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -276,6 +279,9 @@ class _CostAware(Drafting):
         self._survival.look(probabilities, depth)
         taken = self._survival.g(probabilities, depth) * self._correction[owners, None]
         return np.log(np.minimum(taken, MOST)).astype(np.float32)
+
+    def worth(self) -> Worth:
+        return Worth(KNOTS, self._survival.table, self._correction, MOST)
 
     def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
         sizes = [len(values) for values in frontiers]

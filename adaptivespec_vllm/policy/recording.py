@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from adaptivespec_vllm.policy.base import Drafting, TreePolicy
+from adaptivespec_vllm.policy.base import Drafting, NoDrafting, TreePolicy
 from adaptivespec_vllm.policy.costs import Costs
-from adaptivespec_vllm.types import RequestSignal, StepFeedback, TreeShape, Verdicts
+from adaptivespec_vllm.types import RequestSignal, StepFeedback, TreeShape, Verdicts, Worth
+
+NOT_BEGUN = 0
+"""Number of a drafting that no policy began: a step in which nothing was asked."""
 
 Event = dict[str, Any]
 """``{"call": name, "arguments": {...}, "result": ...}``, ready for JSON."""
@@ -38,6 +41,7 @@ class Recorded(TreePolicy):
         self._write = write
         self.config = policy.config
         self.signals = policy.signals
+        self._begun = 0
         self._record("start", {"costs": policy.costs and policy.costs.to_dict()})
 
     @property
@@ -64,19 +68,28 @@ class Recorded(TreePolicy):
             "rows": None if rows is None else list(rows),
         }
         self._record("begin", arguments, {"drafts": drafting.drafts, "reasons": drafting.reasons})
-        return _RecordedDrafting(drafting, self._record)
+        self._begun += 1
+        return _RecordedDrafting(drafting, self._record, self._begun)
 
-    def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
-        self._policy.observe(feedbacks)
-        self._record("observe", {"feedbacks": {request: asdict(feedback) for request, feedback in feedbacks.items()}})
+    def observe(self, feedbacks: Mapping[str, StepFeedback], drafting: Drafting | None = None) -> None:
+        arguments: dict[str, Any] = {
+            "feedbacks": {request: asdict(feedback) for request, feedback in feedbacks.items()}
+        }
+        if isinstance(drafting, _RecordedDrafting):
+            arguments["drafting"], drafting = drafting.number, drafting.recorded
+        elif drafting is not None:
+            arguments["drafting"] = NOT_BEGUN
+        self._policy.observe(feedbacks, drafting)
+        self._record("observe", arguments)
 
     def _record(self, call: str, arguments: dict[str, Any], result: Any = None) -> None:
         self._write({"call": call, "arguments": arguments, "result": result})
 
 
 class _RecordedDrafting(Drafting):
-    def __init__(self, drafting: Drafting, record: Callable[[str, dict[str, Any], Any], None]) -> None:
-        self._drafting = drafting
+    def __init__(self, drafting: Drafting, record: Callable[[str, dict[str, Any], Any], None], number: int) -> None:
+        self.recorded = self._drafting = drafting
+        self.number = number
         self._record = record
         self.drafts = drafting.drafts
         self.reasons = drafting.reasons
@@ -98,6 +111,9 @@ class _RecordedDrafting(Drafting):
         arguments = {"log_probs": log_probs.tolist(), "owners": owners.tolist(), "depth": depth}
         self._record("values", arguments, values.tolist())
         return values
+
+    def worth(self) -> Worth | None:
+        return self._drafting.worth()
 
     def expand(self, frontiers: Sequence[np.ndarray], candidates: Sequence[np.ndarray]) -> list[int]:
         counts = self._drafting.expand(frontiers, candidates)
@@ -132,11 +148,13 @@ def replay(events: Iterable[Event], make: Callable[[Costs | None], TreePolicy]) 
     again: list[Event] = []
     policy: TreePolicy | None = None
     drafting: Drafting | None = None
+    begun: dict[int, Drafting] = {}
     for index, event in enumerate(events):
         call, arguments = event["call"], event["arguments"]
         again.clear()
         if call == "start":
             policy = Recorded(make(_costs(arguments)), again.append)
+            begun = {NOT_BEGUN: NoDrafting([])}
         elif policy is None:
             raise ValueError(f"event {index}: {call!r} before any 'start'")
         elif call == "costs":
@@ -144,9 +162,10 @@ def replay(events: Iterable[Event], make: Callable[[Costs | None], TreePolicy]) 
         elif call == "forget":
             policy.forget(arguments["request"])
         elif call == "begin":
-            drafting = policy.begin(**arguments)
+            drafting = begun[len(begun)] = policy.begin(**arguments)
         elif call == "observe":
-            policy.observe({request: _feedback(values) for request, values in arguments["feedbacks"].items()})
+            feedbacks = {request: _feedback(values) for request, values in arguments["feedbacks"].items()}
+            policy.observe(feedbacks, begun[arguments["drafting"]] if "drafting" in arguments else None)
         else:
             assert drafting is not None
             getattr(drafting, call)(**_arrays(arguments))

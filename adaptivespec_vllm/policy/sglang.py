@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from adaptivespec_vllm.config import AdaptiveSpecConfig, ShapeConfig, TreeConfig
+from adaptivespec_vllm.policy.base import Drafting
 from adaptivespec_vllm.policy.shaped import Decision, ShapedPolicy
 from adaptivespec_vllm.policy.signal import confidence_signal
 from adaptivespec_vllm.types import MAX_TREE_NODES, RequestSignal, StepFeedback, TreeShape
@@ -83,7 +84,7 @@ class SglangPolicy(ShapedPolicy):
             for signal, confidence in zip(signals, confidences, strict=True)
         ]
 
-    def observe(self, feedbacks: Mapping[str, StepFeedback]) -> None:
+    def observe(self, feedbacks: Mapping[str, StepFeedback], drafting: Drafting | None = None) -> None:
         super().observe(feedbacks)
         accepted = [feedback.accepted for feedback in feedbacks.values() if feedback.drafted_nodes]
         if not accepted:

@@ -27,6 +27,9 @@ _ENGINES: list[Any] = []
 ON_V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
 """The tests run on the V2 model runner, with Triton's interpreter (``test_v2.py``)."""
 
+AHEAD = os.environ.get("TEST_ASYNC_SCHEDULING") == "1"
+"""Besides, engines schedule a step before the one before it is known."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted_kernels() -> None:
@@ -35,6 +38,21 @@ def interpreted_kernels() -> None:
         from tests.e2e import interpreted
 
         interpreted.replace_kernels()
+    if AHEAD:
+        schedule_ahead(pytest.MonkeyPatch())
+
+
+def schedule_ahead(patch: pytest.MonkeyPatch) -> None:
+    """Engines that are made from now on schedule asynchronously, which vLLM turns off on CPUs."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    stock = CpuPlatform.check_and_update_config
+
+    def keep_asynchronous(cls: type, vllm_config: Any) -> None:
+        stock(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    patch.setattr(CpuPlatform, "check_and_update_config", classmethod(keep_asynchronous))
 
 
 def scaled(tokens: int) -> int:

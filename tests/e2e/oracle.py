@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,42 +67,49 @@ class Oracle:
         trees = []
         for b, (req_id, sampled) in enumerate(zip(runner.input_batch.req_ids, runner.sampled_requests(), strict=True)):
             state = runner.requests[req_id]
-            shape = TreeShape(self._max_depth, self._max_nodes, self._random.randint(0, self._max_nodes))
-            shape = runner.drafter._fit(shape, roots[b])
-            if not sampled or not shape.nodes:
-                trees.append(DraftTree([], [], roots[b]))
-                continue
-            future = self._truth[tuple(state.prompt_token_ids)][len(state.output_token_ids) :]
-            trees.append(self._tree(future, shape, roots[b]))
+            bound = runner.drafter._fit(self.bound(), roots[b])
+            text = [*state.prompt_token_ids, *state.output_token_ids]
+            drafts = sampled and bound.nodes
+            tree = self.tree(text, len(state.prompt_token_ids), bound) if drafts else DraftTree([], [], 0)
+            trees.append(replace(tree, root_position=roots[b]))
         return runner.keep_trees(trees)
+
+    def bound(self) -> TreeShape:
+        """The largest tree of a request in a step."""
+        return TreeShape(self._max_depth, self._max_nodes, self._random.randint(0, self._max_nodes))
+
+    def tree(self, text: list[int], prompt: int, bound: TreeShape) -> DraftTree:
+        """The tree behind a text whose first ``prompt`` tokens are its prompt."""
+        return self._tree(self._future(text, prompt), bound)
+
+    def _future(self, text: list[int], prompt: int) -> list[int]:
+        return self._truth[tuple(text[:prompt])][len(text) - prompt :]
 
     def _draft_grid(self, input_batch: Any, num_sampled: torch.Tensor, roots: torch.Tensor) -> TreeGrid:
         """The same on the V2 runner, which keeps its requests in slots on the device."""
         runner, states = self._runner, self._runner.req_states
-        runner.shapes(input_batch)  # as the stock drafting does: it learns from what was verified
         trees = []
         for slot, sampled, root in zip(input_batch.idx_mapping_np, num_sampled.tolist(), roots.tolist(), strict=True):
-            nodes = min(self._random.randint(0, self._max_nodes), runner.max_model_len - root - 2)
-            depth = min(self._max_depth, nodes)
-            if not sampled or depth <= 0:
+            bound, room = self.bound(), runner.max_model_len - root - 2
+            bound = TreeShape(min(bound.depth, bound.nodes, room), bound.width, min(bound.nodes, room))
+            if not sampled or bound.depth <= 0:
                 trees.append(DraftTree([], [], root))
                 continue
-            prompt = int(states.prompt_len.np[slot])
             text = states.all_token_ids.gpu[slot, : root + 1].tolist()
-            future = self._truth[tuple(text[:prompt])][len(text) - prompt :]
+            prompt = int(states.prompt_len.np[slot])
             if runner.limits.is_chain[slot]:
-                trees.append(self._chain(future, depth, root))
+                trees.append(self._chain(self._future(text, prompt), bound.depth))
             else:
-                trees.append(self._tree(future, TreeShape(depth, nodes, nodes), root))
+                trees.append(self.tree(text, prompt, bound))
         return grid(trees, runner.num_speculative_steps)
 
-    def _chain(self, future: list[int], depth: int, root_position: int) -> DraftTree:
+    def _chain(self, future: list[int], depth: int) -> DraftTree:
         """The truth, up to somewhere, and wrong tokens behind it."""
         hidden = self._random.randint(0, min(len(future), depth))
         wrong = [self._random.choice(self._wrong) for _ in range(depth - hidden)]
-        return DraftTree.chain([*future[:hidden], *wrong], root_position)
+        return DraftTree.chain([*future[:hidden], *wrong], 0)
 
-    def _tree(self, future: list[int], shape: TreeShape, root_position: int) -> DraftTree:
+    def _tree(self, future: list[int], shape: TreeShape) -> DraftTree:
         rng = self._random
         hidden = rng.randint(0, min(len(future), shape.depth, shape.nodes))
         self.hidden_lengths.append(hidden)
@@ -130,7 +138,7 @@ class Oracle:
             is_true = parent in true_rows and depth < len(future) and token == future[depth]
             if token not in children.get(parent, set()) and not is_true:
                 add(parent, token)
-        return DraftTree(tokens, parents, root_position, confidence=0.5, shape=shape)
+        return DraftTree(tokens, parents, 0, confidence=0.5, shape=shape)
 
 
 def grid(trees: Sequence[DraftTree], nodes: int) -> TreeGrid:

@@ -1,6 +1,6 @@
 """The tests of the V1 model runner on V2, where every kernel runs in Triton's interpreter, and those of V2 alone.
 
-They run in one process of their own, because vLLM looks for Triton when it is imported.
+They run in processes of their own, because vLLM looks for Triton when it is imported.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ CHECKS = [
         f"test_edges.py::test_{name}"
         for name in ("odd_shapes[shape0]", "odd_shapes[shape1]", "qwen3_target", "draft_vocabularies[512]")
     ),
+    *(f"test_rules.py::test_every_decision_is_that_of_the_definition[{rule}]" for rule in ("mars", "typical", "fly")),
+    "test_rules.py::test_caps_and_guards_are_those_of_the_margin",
+    "test_adapters.py::test_a_batch_of_mixed_adapters[greedy]",
     "test_structured_output.py::test_beside_requests_without_a_grammar[xgrammar]",
     *(
         f"v2_runner.py::test_{name}"
@@ -71,29 +74,61 @@ CHECKS = [
             "adaptive_shapes_follow_the_step_before",
             "requests_change_their_own_trees",
             "chains_where_logits_depend_on_drafts",
-            "refusals[tree0-tree.policy='cost-aware']",
+            "refusals[tree0-tree.policy='talon']",
             "refusals[tree1-72 expanded nodes]",
+            "several_ranks_are_refused",
             "check_names_the_runner",
-            "no_wait_in_a_step",
+            "no_wait_in_a_step[static]",
+            "no_wait_in_a_step[cost-aware]",
+            "checks_find_what_is_broken",
+        )
+    ),
+    *(
+        f"v2_costs.py::test_{name}"
+        for name in (
+            "costs_are_measured_and_decide",
+            "nothing_is_drafted_where_it_is_too_dear",
+            "trees_follow_costs",
+            "accepted_trees_give_the_text",
+            "seeds_give_the_draws_of_plain_decoding",
+            "rows_that_were_put_off_give_the_same_drafts",
+            "rows_follow_plans_under_asynchronous_scheduling",
         )
     ),
 ]
 
+AHEAD = [
+    *(
+        f"test_exactness.py::test_{name}"
+        for name in (
+            "batches[0-1]",
+            "batches[0-10]",
+            "chunked_prefill_beside_trees",
+            "preemption_and_resume",
+            "second_turn_from_the_prefix_cache",
+            "last_tokens_before_max_model_len[254]",
+        )
+    ),
+    "test_sampling.py::test_mixed_batch",
+    "test_margin.py::test_regret_budget",
+]
+"""Once more with asynchronous scheduling."""
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+
+def run(checks: list[str], report: Path, **environment: str) -> dict[str, str]:
     """What went wrong, by check; those that passed have an empty text."""
-    report = tmp_path_factory.mktemp("v2") / "report.xml"
     path = [str(ROOT), str(ROOT / E2E / "interpreter"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
+    environment |= {
         "VLLM_USE_V2_MODEL_RUNNER": "1",
         "TRITON_INTERPRET": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
     }
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--show-capture=no", f"--junitxml={report}"]
-    command += [str(E2E / check) for check in CHECKS]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
-    assert report.exists(), run.stdout[-4000:] + run.stderr[-4000:]
+    command += [str(E2E / check) for check in checks]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=1200, check=False
+    )
+    assert report.exists(), ended.stdout[-4000:] + ended.stderr[-4000:]
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.attrib['classname'].rpartition('.')[2]}.py::{case.attrib['name']}"
@@ -101,7 +136,23 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run(CHECKS, tmp_path_factory.mktemp("v2") / "report.xml")
+
+
+@pytest.fixture(scope="module")
+def failures_ahead(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run(AHEAD, tmp_path_factory.mktemp("v2") / "report.xml", TEST_ASYNC_SCHEDULING="1")
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_v2(failures: dict[str, str], check: str) -> None:
     assert check in failures, "it was not run"
     assert not failures[check], failures[check]
+
+
+@pytest.mark.parametrize("check", AHEAD)
+def test_scheduled_ahead(failures_ahead: dict[str, str], check: str) -> None:
+    assert check in failures_ahead, "it was not run"
+    assert not failures_ahead[check], failures_ahead[check]

@@ -13,8 +13,9 @@ from synthetic import Text, World, linear, scaled, stairs
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.config import AdaptiveSpecConfig, resolve
-from adaptivespec_vllm.draft import LevelRows, expand_trees
+from adaptivespec_vllm.draft import LevelRows, WorthOnDevice, expand_trees
 from adaptivespec_vllm.policy import make_policy, replay
+from adaptivespec_vllm.policy.base import NoDrafting
 from adaptivespec_vllm.policy.cost_aware import LONGEST_WAIT, PROBE_CREDIT, PROBE_SHARE, CostAwarePolicy, CostSignal
 from adaptivespec_vllm.policy.costs import UNMEASURED, Costs, CostTable
 from adaptivespec_vllm.policy.recording import Event, Recorded
@@ -43,6 +44,53 @@ def policy_of(costs: Costs, **tree) -> CostAwarePolicy:
 def static(shape: tuple[int, int, int]) -> AdaptiveSpecConfig:
     named = dict(zip(("depth", "width", "nodes"), shape, strict=True))
     return resolve({"tree": {"policy": "static", "shape": named}})
+
+
+class TestLateOutcomes:
+    """Where a step is drafted before the one before it is known."""
+
+    def feedback(self) -> dict[str, StepFeedback]:
+        tree = DraftTree([1], [0], 0, 0.5, TreeShape(1, 1, 1), [-0.5])
+        return {"a": StepFeedback(0.5, 1, 1, 1, verdicts=tree.verdicts([1]))}
+
+    def test_they_are_counted_against_the_decisions_that_gave_them(self):
+        speedups = []
+        for own in (0, 1):
+            policy = policy_of(MEMORY_BOUND)
+            begun = [policy.begin(["a"], [True]) for _ in range(2)]
+            begun[0].seconds += 100.0
+            policy.observe(self.feedback(), begun[own])
+            speedups.append(policy._plain)
+        assert speedups[0] > speedups[1] + 5
+
+    def test_the_log_says_which(self):
+        log: list[Event] = []
+        policy = Recorded(policy_of(MEMORY_BOUND), log.append)
+        begun = [policy.begin(["a"], [True]) for _ in range(2)]
+        for drafting in begun:
+            drafting.values(np.log(np.float32([[0.5, 0.2]])), np.array([0]), 1)
+        for drafting in (begun[0], NoDrafting([False]), begun[1]):
+            policy.observe(self.feedback(), drafting)
+        policy.begin(["a"], [True])
+        events = json.loads(json.dumps(log))
+        assert replay(events, policy.config) == []
+        assert [e["arguments"]["drafting"] for e in events if e["call"] == "observe"] == [1, 0, 2]
+
+    def test_a_device_ranks_by_the_same_values(self):
+        policy = policy_of(MEMORY_BOUND)
+        random = np.random.default_rng(0)
+        for _ in range(20):
+            policy.observe(self.feedback())
+        policy.signal("b").expected = 9.0
+        drafting = policy.begin(["a", "b"], [True, True])
+        worth = WorthOnDevice(drafting.worth(), torch.from_numpy)
+        log_probs = np.log(random.dirichlet(np.full(5, 0.3), size=(2, 3))).astype(np.float32)
+        log_probs[0, 0, 0], log_probs[0, 0, 1] = -500.0, 0.0
+        for depth in range(1, 7):
+            values = drafting.values(log_probs.reshape(6, 5), np.repeat([0, 1], 3), depth).reshape(2, 3, 5)
+            mine = worth(torch.from_numpy(log_probs), depth)
+            np.testing.assert_allclose(mine.numpy(), values, rtol=1e-4, atol=1e-4)
+        assert (mine < 0).all() and mine.isfinite().all()
 
 
 class TestRate:
@@ -173,7 +221,7 @@ class TestGivingUp:
         signal.expected, signal.taken = 40.0, 44.0 * correction - 4.0
         signal.wait, signal.pause = 0, 32
         drafting = policy.begin(["a"], [True])
-        assert signal.probing and signal.pause == 64
+        assert drafting.probed == {"a"} and signal.pause == 64
         values = drafting.values(np.float32([[log_prob]]), np.array([0]), 1)
         assert np.exp(values[0, 0]) == pytest.approx(0.9 * np.exp(log_prob), rel=0.01)  # as if it were new
         tree = DraftTree([1], [0], 0, 0.5, policy.shape, [log_prob])
@@ -203,7 +251,8 @@ class TestGivingUp:
         text = Text(4.0, scaled(0.02))
         world, policy = World([text], EVERY_ROW_COSTS), policy_of(EVERY_ROW_COSTS)
         world.run(policy, 300)
-        assert not policy.begin(["0"], [True]).drafts[0] or policy.signal("0").probing
+        drafting = policy.begin(["0"], [True])
+        assert not drafting.drafts[0] or drafting.probed
         text.acceptance = GOOD.acceptance
         world.run(policy, 2 * LONGEST_WAIT + 30)
         nodes = world.nodes

@@ -26,17 +26,23 @@ class TreeRunnerOutput(ModelRunnerOutput):
     Attributes:
         counted: ``WorkerStats`` of the step.
         promoted: tokens and nats that promotions of a request came to since it began, for requests that had any.
+        planned: nodes that are worth verifying a step later, by request; empty where the scheduler is told with drafts.
 
     """
 
     counted: WorkerStats = field(default_factory=WorkerStats)
     promoted: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    planned: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, output: ModelRunnerOutput, counted: WorkerStats, promoted: Mapping[str, tuple[int, float]]
+        cls,
+        output: ModelRunnerOutput,
+        counted: WorkerStats,
+        promoted: Mapping[str, tuple[int, float]],
+        planned: Mapping[str, int] | None = None,
     ) -> TreeRunnerOutput:
-        return cls(**vars(output), counted=counted, promoted=promoted)
+        return cls(**vars(output), counted=counted, promoted=promoted, planned=planned or {})
 
 
 @dataclass
@@ -60,6 +66,7 @@ def update_from_output(
     """In the engine core: a step's counts go where its scheduler statistics go, a request's with its last output."""
     messages = original(scheduler, scheduler_output, runner_output)
     if isinstance(runner_output, TreeRunnerOutput):
+        _plan_rows(scheduler, runner_output.planned)
         for message in messages.values():
             stats = message.scheduler_stats
             if stats is not None:
@@ -69,6 +76,14 @@ def update_from_output(
                     promoted = list(runner_output.promoted.get(output.request_id, (0, 0.0)))
                     output.kv_transfer_params = (output.kv_transfer_params or {}) | {KEY: promoted}
     return messages
+
+
+def _plan_rows(scheduler: Any, planned: Mapping[str, int]) -> None:
+    """Asynchronous scheduling takes as many drafts for every request; leave those that are worth it."""
+    for request_id, nodes in planned.items():
+        request = scheduler.requests.get(request_id)
+        if request is not None and len(request.spec_token_ids) > nodes:
+            request.spec_token_ids = request.spec_token_ids[:nodes]
 
 
 def process_outputs(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -100,6 +100,7 @@ def facts_of(runner: TreeModelRunner) -> dict[str, Any]:
     }
     if runner.device.type == "cuda":
         facts |= {"gpu": torch.cuda.get_device_name(runner.device), "attention": runner.attention_name}
+    facts |= runner.measurement.facts
     if config.lora_config:
         facts["adapters"] = config.lora_config.compute_hash()
     return facts
@@ -140,6 +141,9 @@ class _Everything:
 class Measurement:
     """The passes of a step over any number of rows, on made-up input."""
 
+    facts: ClassVar[dict[str, Any]] = {}
+    """What costs depend on besides."""
+
     def __init__(self, runner: TreeModelRunner) -> None:
         self._runner = runner
         self._rows = [rows for rows in ROWS if rows <= _most_rows(runner)]
@@ -159,7 +163,7 @@ class Measurement:
 
     def _table(self, run: Callable[[int], object]) -> CostTable:
         points = []
-        sync = self._runner._sync_device
+        sync = self._sync
         until = time.perf_counter() + MAX_SECONDS
         for rows in self._rows:
             run(rows)  # warm-up
@@ -169,13 +173,22 @@ class Measurement:
                 break
         return CostTable(points)
 
+    def _sync(self) -> None:
+        self._runner._sync_device()
+
+    def _inputs(self, rows: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self._runner.input_ids.gpu[:rows], "positions": self._runner.positions[:rows]}
+
+    def _head_layers(self) -> set[str]:
+        return {name for group in self._runner.drafter.draft_attn_groups for name in group.layer_names}
+
     def _target(self, rows: int) -> None:
         runner = self._runner
         with (
             runner.maybe_select_dummy_loras(runner.lora_config, np.ones(rows, dtype=np.int32)),
             set_forward_context(None, runner.vllm_config, num_tokens=rows),
         ):
-            hidden, _ = runner.model(input_ids=runner.input_ids.gpu[:rows], positions=runner.positions[:rows])
+            hidden, _ = runner.model(**self._inputs(rows))
             runner.model.compute_logits(hidden[:rows])
 
     def _first(self, rows: int) -> None:
@@ -211,7 +224,7 @@ class Measurement:
     def _attention(self) -> CostTable:
         """Of all layers of the target, for the rows of one tree after another, each behind a context."""
         runner = self._runner
-        of_head = {name for group in runner.drafter.draft_attn_groups for name in group.layer_names}
+        of_head = self._head_layers()
         layers = [layer for name, layer in runner.attention_layers().items() if name not in of_head]
         dtype = runner.model_config.dtype
 

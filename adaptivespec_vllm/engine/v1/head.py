@@ -138,7 +138,7 @@ class Eagle3Head:
         return int(self._model.logits_processor.org_vocab_size)
 
     def takes(self, rows: int) -> bool:
-        """Whether ``first_pass`` can be run with so many rows of a request."""
+        """Whether ``first_pass`` is leaner than vLLM's, with so many rows of a request."""
         return self._packed is not None and rows <= MOST_ROWS
 
     def first_pass(
@@ -156,7 +156,6 @@ class Eagle3Head:
             ``[R, H]`` the hidden states that give logits, and those that a level continues.
 
         """
-        assert self._packed is not None
         first = start[:-1].long()
         of_request = torch.arange(len(rows)) - torch.repeat_interleave(first, (start[1:] - start[:-1]).long())
         places = LevelPlaces(
@@ -168,12 +167,16 @@ class Eagle3Head:
             rows.positions[first].int(),
             block_table,
         )
-        hidden = self._packed.fuse(rows.hidden)
+        fuse = self._model.combine_hidden_states if self._packed is None else self._packed.fuse
+        hidden = fuse(rows.hidden)
         for attention in self._attention:
             attention.begin(len(rows), hidden.dtype)
-        output = self._packed.forward(
-            rows.tokens.long(), torch.arange(len(rows)), hidden, places, *self._keys_and_values()
-        )
+        if self._packed is None:
+            output = self._run_modules(rows.tokens.long(), hidden, places)
+        else:
+            output = self._packed.forward(
+                rows.tokens.long(), torch.arange(len(rows)), hidden, places, *self._keys_and_values()
+            )
         for attention in self._attention:
             attention.store(slots)
         return output
@@ -245,12 +248,16 @@ class Eagle3Head:
         return [a.scratch for a in self._attention], [a.caches for a in self._attention]
 
     def _module_forward(self, rows: LevelRows) -> tuple[torch.Tensor, torch.Tensor]:
-        places = self._places(rows)
+        return self._run_modules(rows.tokens, self._hidden[rows.parent_rows], self._places(rows))
+
+    def _run_modules(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, places: LevelPlaces
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         for attention in self._attention:
             attention.at(places)
         with self._lean_attention():
             # forward() of the module class, not a call: a call would enter the compiled graph of vLLM.
-            return self._inner.forward(rows.tokens, rows.positions, self._hidden[rows.parent_rows], None)
+            return self._inner.forward(tokens, places.positions, hidden, None)
 
     @torch.no_grad()
     def _pack(self) -> PackedHead | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptivespec_vllm.config import ConfigError
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
-from adaptivespec_vllm.types import DraftTree, RequestSignal
+from adaptivespec_vllm.types import DraftTree, RequestSignal, VerifyResult
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v1.first_pass import Rows
@@ -49,8 +49,8 @@ def check_integrity(runner: TreeModelRunner) -> None:
 def _faults(runner: TreeModelRunner) -> Iterator[str]:
     step = runner.step
     if step is not None and step.result is not None:
-        yield from tree_faults(step, runner.input_batch.req_ids, runner.num_spec_tokens)
-        yield from verdict_faults(step, [margin is None for margin in runner.margins()])
+        yield from tree_faults(runner.input_batch.req_ids, step.trees, step.drafted, runner.num_spec_tokens)
+        yield from verdict_faults(step.trees, step.result, [margin is None for margin in runner.margins()])
         yield from slot_faults(step, runner)
     if step is None:
         yield from pending_faults(runner.pending, runner.requests)
@@ -60,9 +60,11 @@ def _faults(runner: TreeModelRunner) -> Iterator[str]:
         yield from counter_faults(stats)
 
 
-def tree_faults(step: Step, requests: Sequence[str], most_nodes: int) -> Iterator[str]:
+def tree_faults(
+    requests: Sequence[str], trees: Sequence[DraftTree], drafted_now: Sequence[bool], most_nodes: int
+) -> Iterator[str]:
     """Parents come first, siblings differ, and a tree is no larger than what was asked for."""
-    for request, tree, drafted in zip(requests, step.trees, step.drafted, strict=True):
+    for request, tree, drafted in zip(requests, trees, drafted_now, strict=True):
         parents, name = tree.parents, f"tree of request {request}"
         if len(parents) != len(tree) or not all(0 <= parent < row for row, parent in enumerate(parents, start=1)):
             yield f"{name}: a node comes before its parent: parents {parents}"
@@ -78,13 +80,11 @@ def tree_faults(step: Step, requests: Sequence[str], most_nodes: int) -> Iterato
                 yield f"{name}: depth, children of a node and nodes are {size}, above its shape {tuple(bound)}"
 
 
-def verdict_faults(step: Step, strict: Sequence[bool]) -> Iterator[str]:
+def verdict_faults(trees: Sequence[DraftTree], result: VerifyResult, strict: Sequence[bool]) -> Iterator[str]:
     """An accepted path leads from the root downwards; a promotion is one of its nodes, and none where it is strict."""
-    result = step.result
-    assert result is not None
     columns = zip(result.lengths.tolist(), result.paths.tolist(), result.promotions.tolist(), strict=True)
     nats = result.regrets.tolist()
-    for tree, (length, path, promotions), regret, is_strict in zip(step.trees, columns, nats, strict, strict=True):
+    for tree, (length, path, promotions), regret, is_strict in zip(trees, columns, nats, strict, strict=True):
         above = 0
         for row in path[:length]:
             if not 1 <= row <= len(tree) or tree.parents[row - 1] != above:

@@ -48,16 +48,9 @@ class TreeProposer(EagleProposer):
     def load_model(self, target_model: torch.nn.Module) -> None:
         """Load the head, and keep what its passes return."""
         super().load_model(target_model)
-        self._share_unadapted_layers()
+        share_unadapted_layers(self.model)
         self.model.register_forward_hook(self._keep_output)
         self.adopt_weights()
-
-    def _share_unadapted_layers(self) -> None:
-        """Layers that the head shares with the target may be wrapped for adapters; the head takes what is inside."""
-        for owner, name in ((self.model.model, "embed_tokens"), (self.model, "lm_head")):
-            layer = getattr(owner, name, None)
-            if isinstance(layer, BaseLayerWithLoRA):
-                setattr(owner, name, layer.base_layer)
 
     def adopt_weights(self) -> None:
         """Make the head anew of the model's weights as they are now: it packs a copy of them."""
@@ -239,3 +232,11 @@ class TreeProposer(EagleProposer):
         depth = min(shape.depth, room, self.window + 1 - root_position)
         nodes = min(shape.nodes, room)
         return TreeShape(depth, shape.width, nodes) if depth > 0 and nodes > 0 else NO_TREE
+
+
+def share_unadapted_layers(head: Any) -> None:
+    """Layers that a head shares with the target may be wrapped for adapters; the head takes what is inside."""
+    for owner, name in ((head.model, "embed_tokens"), (head, "lm_head")):
+        layer = getattr(owner, name, None)
+        if isinstance(layer, BaseLayerWithLoRA):
+            setattr(owner, name, layer.base_layer)

@@ -16,6 +16,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
 from adaptivespec_vllm.policy.guard import allowance
+from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import MarginLimits, RequestSignal, TreeBatch, TreeShape, VerifyResult
 
 STRICT = -1.0
@@ -37,7 +38,7 @@ class RequestLimits:
     """
 
     def __init__(self, slots: int, settings: AdaptiveSpecConfig, eos: set[int], device: torch.device) -> None:
-        self._settings = settings
+        self.configure(settings)
         self._eos = eos
         self._device = device
         self._paused: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -51,6 +52,12 @@ class RequestLimits:
         """Nats that promotions gave up since the request began."""
         self.acceptance = torch.zeros(slots, device=device)
         """Rolling acceptance."""
+
+    def configure(self, settings: AdaptiveSpecConfig) -> None:
+        """Use these settings for requests that begin from now on."""
+        self._settings = settings
+        rule = make_rule(settings)
+        self._has_window = rule is not None and rule.window > 0
 
     def pause(self, request: str, slot: int) -> None:
         """A request gives up its slot and will begin anew in another one."""
@@ -67,7 +74,9 @@ class RequestLimits:
         self.regret[slot], self.acceptance[slot] = self._paused.pop(request, (0.0, self._settings.signal.initial))
         # As if the request had done well so far: what it has done, the device knows.
         allowed = allowance(overrides.margin, self._settings.guard, RequestSignal(acceptance=1.0))
-        self._log_ratio[slot] = STRICT if allowed.max_log_ratio is None else allowed.max_log_ratio
+        # vLLM counts a token of the budget where it is drawn, and a window is drawn before it stands.
+        is_strict = allowed.strict or (self._has_window and params.thinking_token_budget is not None)
+        self._log_ratio[slot] = STRICT if is_strict else allowed.max_log_ratio
         self._promotions[slot] = NO_LIMIT if allowed.max_promotions is None else allowed.max_promotions
         protected = sorted(params.all_stop_token_ids | self._eos)
         if len(protected) >= self._protected.shape[1]:

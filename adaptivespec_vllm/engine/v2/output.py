@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v2.step import TreeStep
+from adaptivespec_vllm.policy.base import Drafting
 from adaptivespec_vllm.types import NOTHING_DRAFTED, DraftTree, StepFeedback
 
 
@@ -29,40 +30,74 @@ class Promoted:
     nats: float = 0.0
 
 
+@dataclass
+class News:
+    """What became of the trees of a step.
+
+    Attributes:
+        counted: of the step.
+        feedbacks: by request.
+        drafting: the policy's view of the step that drafted the trees.
+
+    """
+
+    counted: WorkerStats
+    feedbacks: dict[str, StepFeedback]
+    drafting: Drafting
+
+
 class Verified:
     """What became of trees, from the thread that reads outputs to the one that drafts."""
 
     def __init__(self) -> None:
-        self._news: deque[tuple[WorkerStats, dict[str, StepFeedback]]] = deque()
+        self._news: deque[News] = deque()
         self.promoted: dict[str, Promoted] = {}
 
-    def put(self, counted: WorkerStats, feedbacks: dict[str, StepFeedback]) -> None:
-        self._news.append((counted, feedbacks))
+    def put(self, news: News) -> None:
+        self._news.append(news)
 
-    def take(self) -> list[tuple[WorkerStats, dict[str, StepFeedback]]]:
+    def take(self) -> list[News]:
         """Everything that is new, in the order of the steps."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
 
-@dataclass
-class _OnHost:
-    """The verified trees of a step, on their way to the host; arrays as in ``TreeBatch`` and ``VerifyResult``."""
+class VerifiedTrees:
+    """The verified trees of a step on their way to the host, from before the step drafts: as vLLM's own output is.
 
-    requests: list[str]
-    start: np.ndarray
-    arrays: dict[str, np.ndarray]
+    Args:
+        step: its result is known on the device, if it had drafts.
+        streams: the one to copy on, and the one that the step runs on.
 
-    def feedbacks(self, stats: WorkerStats, promoted: dict[str, Promoted]) -> dict[str, StepFeedback]:
-        """What each request that emitted tokens learns, counted into ``stats``."""
+    """
+
+    def __init__(self, step: TreeStep, streams: tuple[Any, Any]) -> None:
+        self.requests = step.requests
+        self._start = step.start
+        self._drafting = step.drafting
+        self._step = step  # its tensors must not be freed before they are copied
+        copy_stream, main_stream = streams
+        self._copied = torch.cuda.Event(blocking=True)
+        with stream(copy_stream, main_stream):
+            copy_stream.wait_stream(main_stream)
+            self._arrays = {name: async_copy_to_np(tensor) for name, tensor in _tensors(step).items()}
+            self._copied.record(copy_stream)
+
+    def news(self, counted: WorkerStats, promoted: dict[str, Promoted]) -> News:
+        """Wait for the copies, as vLLM does; what each request that emitted tokens learns, counted into ``counted``."""
+        self._copied.synchronize()
         found: dict[str, StepFeedback] = {}
-        lists = {name: array.tolist() for name, array in self.arrays.items()}
-        stats.engine_steps += 1
+        lists = {name: array.tolist() for name, array in self._arrays.items()}
+        counted.engine_steps += 1
         for b, request in enumerate(self.requests):
             if not lists["emitting"][b]:
                 continue
+            if "tokens" not in lists:
+                counted.record(DraftTree([], [], 0), 0, 0, 0.0)
+                found[request] = NOTHING_DRAFTED
+                continue
             tree = self._tree(b, lists)
             accepted, promotions, regret = (lists[name][b] for name in ("lengths", "promotions", "regrets"))
-            depth = stats.record(tree, accepted, promotions, regret)
+            depth = counted.record(tree, accepted, promotions, regret)
             if promotions:
                 of_request = promoted.setdefault(request, Promoted())
                 of_request.tokens += promotions
@@ -73,11 +108,11 @@ class _OnHost:
                 if len(tree)
                 else NOTHING_DRAFTED
             )
-        stats.plain_engine_steps += not any(feedback.drafted_nodes for feedback in found.values())
-        return found
+        counted.plain_engine_steps += not any(feedback.drafted_nodes for feedback in found.values())
+        return News(counted, found, self._drafting)
 
     def _tree(self, b: int, lists: Mapping[str, Any]) -> DraftTree:
-        first, end = int(self.start[b]) + 1, int(self.start[b + 1])
+        first, end = int(self._start[b]) + 1, int(self._start[b + 1])
         nodes = sum(token >= 0 for token in lists["tokens"][first:end])
         kept = slice(first, first + nodes)
         log_probs = lists["log_probs"][kept]
@@ -95,57 +130,53 @@ class TreeOutput(AsyncModelRunnerOutput):
 
     Args:
         stock: vLLM's own.
-        step: the step, its result known on the device.
-        streams: the one to copy on, and the one that the step runs on.
+        trees: what was verified.
         verified: where the news goes.
         counted: what was counted besides; the trees are counted into it.
         records_requests: whether a request's record is asked for.
+        planned: see ``TreeRunnerOutput``.
 
     """
 
     def __init__(
         self,
         stock: Any,
-        step: TreeStep,
-        streams: tuple[Any, Any],
+        trees: VerifiedTrees,
         verified: Verified,
         counted: WorkerStats,
         records_requests: bool,
+        planned: Mapping[str, int],
     ) -> None:
         self._stock = stock
+        self._trees = trees
         self._verified = verified
         self._counted = counted
         self._records_requests = records_requests
-        self._step = step  # its tensors must not be freed before they are copied
-        copy_stream, main_stream = streams
-        self._copied = torch.cuda.Event(blocking=True)
-        with stream(copy_stream, main_stream):
-            copy_stream.wait_stream(main_stream)
-            self._trees = _OnHost(step.requests, step.start, {k: async_copy_to_np(t) for k, t in _news(step).items()})
-            self._copied.record(copy_stream)
+        self._planned = planned
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the copies, as vLLM does, and count."""
         output = self._stock.get_output()
-        self._copied.synchronize()
-        counted, promoted = self._counted, self._verified.promoted
-        self._verified.put(counted, self._trees.feedbacks(counted, promoted))
+        promoted = self._verified.promoted
+        news = self._trees.news(self._counted, promoted)
+        self._verified.put(news)
         told = {
             request: (promoted[request].tokens, promoted[request].nats)
             for request in self._trees.requests
             if self._records_requests and request in promoted
         }
-        return TreeRunnerOutput.of(output, counted, told)
+        return TreeRunnerOutput.of(output, news.counted, told, self._planned)
 
     def get_kv_connector_output(self) -> Any:
         """Of vLLM 0.33 and later, which asks for it where ``get_output`` failed."""
         return self._stock.get_kv_connector_output()
 
 
-def _news(step: TreeStep) -> dict[str, torch.Tensor]:
-    result, batch = step.result, step.batch
-    assert result is not None
+def _tensors(step: TreeStep) -> dict[str, torch.Tensor]:
     assert step.emitting is not None
+    result, batch = step.result, step.batch
+    if result is None:
+        return {"emitting": step.emitting}
     return {
         "emitting": step.emitting,
         "lengths": result.lengths,

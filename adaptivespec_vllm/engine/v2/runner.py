@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.config import VllmConfig
-from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.cpu.model_runner import CPUModelRunner
@@ -19,30 +19,29 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from adaptivespec_vllm.attention import choose
-from adaptivespec_vllm.config import LossyConfig
+from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
-from adaptivespec_vllm.engine.learning import observe
 from adaptivespec_vllm.engine.v1.cpu_attention import TreeCPUAttentionImpl
+from adaptivespec_vllm.engine.v1.integrity import wanted
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v1.tree_attention import TreeAttentionStep
+from adaptivespec_vllm.engine.v2 import integrity
+from adaptivespec_vllm.engine.v2.costs import V2Measurement
 from adaptivespec_vllm.engine.v2.cpu_attention import attach_trees
 from adaptivespec_vllm.engine.v2.limits import RequestLimits
-from adaptivespec_vllm.engine.v2.output import TreeOutput, Verified
+from adaptivespec_vllm.engine.v2.output import TreeOutput, VerifiedTrees
+from adaptivespec_vllm.engine.v2.plan import Plan, Planner
 from adaptivespec_vllm.engine.v2.sampler import TreeRejectionSampler
 from adaptivespec_vllm.engine.v2.speculator import TreeSpeculator
 from adaptivespec_vllm.engine.v2.step import PendingTrees, TreeStep
 from adaptivespec_vllm.kv import commit_slots
-from adaptivespec_vllm.policy import make_policy
 from adaptivespec_vllm.policy.base import TreePolicy
-from adaptivespec_vllm.policy.recording import Recorded
+from adaptivespec_vllm.rules import make_rule
 from adaptivespec_vllm.types import MarginLimits, TreeShape
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-
-UNKNOWN_CONFIDENCE = 0.5
-"""Of a request whose first tree is not verified yet."""
 
 
 class TreeModelState(DefaultModelState):
@@ -68,34 +67,45 @@ class TreeModelState(DefaultModelState):
 class TreeModelRunner(CPUModelRunner):
     """vLLM's V2 runner with trees, on a CPU."""
 
+    measurement = V2Measurement
+    """Measures what a step costs."""
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self.settings = settings = vllm_config.speculative_config.adaptivespec
+        settings = vllm_config.speculative_config.adaptivespec
         self.speculator = TreeSpeculator(vllm_config, device, self)
         self.pending = PendingTrees(self.max_num_reqs, self.num_speculative_steps, device)
         self.limits = RequestLimits(self.max_num_reqs, settings, self._eos_ids(), device)
-        self.largest = TreeShape(settings.max_depth, settings.max_width, settings.max_nodes)
-        """Of the grid that trees are expanded in."""
-        self.max_depth = min(settings.max_depth, settings.max_nodes)
-        least = settings.tree.min_path_probability
-        self.least_value = math.log(least) if least else -math.inf
         self.decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
-        self.policy: TreePolicy = make_policy(settings)
-        if self.decision_log is not None:
-            self.policy = Recorded(self.policy, self.decision_log.write)
-        self._confidences: dict[str, float] = {}
-        """The draft's probability of its own first choice, of the last tree of each request that the host knows of."""
-        self._planned: list[int] = []
-        """Nodes of each request's next tree, at most, in the order of the last batch."""
-        self._alive: set[str] = set()
-        """Requests that have begun and not ended; a preempted one has no slot."""
-        self.verified = Verified()
+        self.planner = Planner(self.limits, self.scheduler_config.async_scheduling, self.decision_log)
+        self.configure(settings)
         self.counted = WorkerStats()
         """What is counted outside outputs; it leaves with the next one."""
         self.totals = WorkerStats()
         self._records_requests = self.observability_config.per_request_spec_decode_metrics != "none"
         self.step: TreeStep | None = None
+        self.plan: Plan | None = None
+        """What was drafted last."""
         self._attention_steps: list[tuple[int, TreeAttentionStep]] = []
+        self._verified: VerifiedTrees | None = None
+        self.checks = wanted()
+
+    def configure(self, settings: AdaptiveSpecConfig) -> None:
+        """Use these settings from the next step on. Their cap must be the one that the scheduler knows."""
+        self.settings = settings
+        self.largest = TreeShape(settings.max_depth, settings.max_width, settings.max_nodes)
+        """Of the grid that trees are expanded in."""
+        self.max_depth, self.max_width = min(settings.max_depth, settings.max_nodes), settings.max_width
+        least = settings.tree.min_path_probability
+        self.least_value = math.log(least) if least else -math.inf
+        self.rule = make_rule(settings)
+        self.limits.configure(settings)
+        self.planner.configure(settings)
+
+    @property
+    def policy(self) -> TreePolicy:
+        """Decides how much is drafted."""
+        return self.planner.policy
 
     @property
     def drafter(self) -> TreeSpeculator:
@@ -146,30 +156,38 @@ class TreeModelRunner(CPUModelRunner):
             if slot is not None:
                 self.limits.pause(request, slot)
         for request in scheduler_output.finished_req_ids:
-            self._alive.discard(request)
             self.limits.forget(request)
-            self.policy.forget(request)
-            self.verified.promoted.pop(request, None)
-            self._confidences.pop(request, None)
+            self.planner.forget(request)
         super().finish_requests(scheduler_output)
 
     def add_requests(self, scheduler_output: SchedulerOutput) -> None:
         super().add_requests(scheduler_output)
         for new in scheduler_output.scheduled_new_reqs:
-            self._alive.add(new.req_id)
-            self.limits.add(new.req_id, self.req_states.req_id_to_index[new.req_id], new.sampling_params)
+            slot = self.req_states.req_id_to_index[new.req_id]
+            self.planner.alive.add(new.req_id)
+            self.limits.add(new.req_id, slot, new.sampling_params)
+            self.speculator.backlog.forget(slot)
 
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         """A step's forward pass; the step's trees live from here to the end of ``sample_tokens``."""
         self.step = None
         self._attention_steps = []
-        return super().execute_model(*args, **kwargs)
+        self.planner.begin_step(scheduler_output.num_scheduled_tokens)
+        return super().execute_model(scheduler_output, *args, **kwargs)
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
         input_batch = super().prepare_inputs(*args, **kwargs)
         self.step = TreeStep.of(input_batch, self.req_states, self.pending)
+        if self.plan is not None:
+            self.step.drafting = self.plan.drafting
         input_batch.input_ids.clamp_(min=0)  # drafts that are none run along, and nothing is made of them
         return input_batch
+
+    def _set_active_loras(self, prompt_lora_mapping: tuple[int, ...], *args: Any, **kwargs: Any) -> None:
+        """As vLLM's, with an adapter for every row of logits: a request has as many as its tree has rows."""
+        if self.step is not None:
+            prompt_lora_mapping = tuple(np.repeat(prompt_lora_mapping, np.diff(self.step.start)).tolist())
+        super()._set_active_loras(prompt_lora_mapping, *args, **kwargs)
 
     def prepare_attn(self, input_batch: InputBatch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         block_tables, slot_mappings = super().prepare_attn(input_batch)
@@ -204,10 +222,14 @@ class TreeModelRunner(CPUModelRunner):
     ) -> None:
         """Before vLLM's own bookkeeping: commit what was accepted, and count it."""
         step = self.step
-        if step is not None and step.result is not None:
+        if step is not None:
             step.emitting = num_sampled > 0
-            self._commit(step)
-            self.limits.count(idx_mapping, step.batch, step.result, step.emitting)
+            if self.checks:
+                integrity.check_step(self, step)
+            self._verified = VerifiedTrees(step, (self.output_copy_stream, self.main_stream))
+            if step.result is not None:
+                self._commit(step)
+                self.limits.count(idx_mapping, step.batch, step.result, step.emitting)
         super().postprocess_sampled(idx_mapping, sampled_tokens, num_sampled, *args, **kwargs)
 
     def _commit(self, step: TreeStep) -> None:
@@ -229,50 +251,49 @@ class TreeModelRunner(CPUModelRunner):
         step = self.step
         try:
             output = super().sample_tokens(grammar_output)
+            if step is not None and self.plan is not None and step.is_tree.all():
+                self.planner.end_step(self.plan, int(step.start[-1]))
+            if self.checks:
+                integrity.check_kept(self)
         finally:
             self.step = None
-        if step is None or step.result is None:
+        verified, self._verified = self._verified, None
+        if verified is None:
             return output
-        streams = self.output_copy_stream, self.main_stream
         counted, self.counted = self.counted, WorkerStats()
-        return TreeOutput(output, step, streams, self.verified, counted, self._records_requests)
+        planned = self.planner.planned if self.scheduler_config.async_scheduling else {}
+        return TreeOutput(output, verified, self.planner.verified, counted, self._records_requests, planned)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """How many nodes of each request are verified next, as lists of so many placeholders.
 
-        Asked for by synchronous scheduling only; asynchronous scheduling plans the cap for every request.
+        Asked for by synchronous scheduling; asynchronous scheduling learns of it with the step's output.
         """
         drafts = super().take_draft_token_ids()
-        if drafts is None or len(self._planned) != len(drafts.req_ids):
+        if drafts is None or self.scheduler_config.async_scheduling:
             return drafts
-        cut = [tokens[:nodes] for tokens, nodes in zip(drafts.draft_token_ids, self._planned, strict=True)]
+        planned = self.planner.planned
+        cut = [
+            tokens[: planned.get(request, len(tokens))]
+            for request, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+        ]
         return DraftTokenIds(drafts.req_ids, cut)
 
     # --- what the speculator asks for ----------------------------------------------------------------------------
 
     def learn(self) -> None:
         """Tell the policy what became of trees, as far as the host knows."""
-        for counted, feedbacks in self.verified.take():
+        for counted in self.planner.learn(self.req_states.req_id_to_index, self.counted):
             self.totals.add(counted)
-            feedbacks = {request: feedback for request, feedback in feedbacks.items() if request in self._alive}
-            observe(self.policy, feedbacks, self._margin, self.settings, self.counted)
-            self._confidences.update({r: f.confidence for r, f in feedbacks.items() if f.drafted_nodes})
 
-    def _margin(self, request: str) -> LossyConfig | None:
-        """The margin rule of a request; None where it has no slot."""
-        slot = self.req_states.req_id_to_index.get(request)
-        return None if slot is None else self.limits.overrides[slot].margin
-
-    def shapes(self, input_batch: InputBatch) -> tuple[torch.Tensor, int]:
-        """``int64 [B, 3]`` depth, width and nodes of each request's tree, at most; levels of the deepest one."""
+    def make_plan(self, input_batch: InputBatch) -> Plan:
+        """Decide how much this step drafts."""
         self.learn()
-        requests = input_batch.req_ids
-        drafting = self.policy.begin(requests, [True] * len(requests))
-        bounds = drafting.bounds([self._confidences.get(request, UNKNOWN_CONFIDENCE) for request in requests])
-        shapes = [
-            self.limits.bound(slot, shape)
-            for slot, shape in zip(input_batch.idx_mapping_np.tolist(), bounds, strict=True)
-        ]
-        self._planned = [shape.nodes for shape in shapes]
-        levels = max(shape.depth for shape in shapes)
-        return async_tensor_h2d(torch.tensor(shapes), device=self.device), levels
+        slots, rows = input_batch.idx_mapping_np, input_batch.num_scheduled_tokens
+        # A prompt that is not read to its end emits nothing.
+        decoding = ~input_batch.is_prefilling_np | (
+            input_batch.num_computed_tokens_np + rows >= input_batch.prefill_len_np
+        )
+        waiting = self.speculator.backlog.waiting[slots]
+        self.plan = self.planner.plan(input_batch.req_ids, slots, decoding.tolist(), (rows + waiting).tolist())
+        return self.plan

@@ -20,7 +20,9 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import NO_TOKEN
-from adaptivespec_vllm.types import VerifyResult
+from adaptivespec_vllm.rules import Rule
+from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
+from adaptivespec_vllm.verify import acceptable_part
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v2.runner import TreeModelRunner
@@ -48,9 +50,8 @@ class TreeRejectionSampler(RejectionSampler):
             step.batch.tokens.masked_fill_(invalid_drafts, NO_TOKEN)
         num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
         processed, chosen = self._choices(logits, input_batch)
-        step.result = ops.walk_trees(
-            processed, step.batch, self.runner.margin_limits(input_batch), chosen, self.runner.max_depth
-        )
+        step.margins = self.runner.margin_limits(input_batch)
+        step.result = walk(processed, step.batch, step.margins, chosen, self.runner.max_depth, self.runner.rule)
         sampled = emitted_tokens(step, step.result)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             step.result.lengths + 1,
@@ -126,6 +127,30 @@ class TreeRejectionSampler(RejectionSampler):
             max_per_req_token_ids=most_ids,
             logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
         )
+
+
+def walk(
+    logits: torch.Tensor,
+    trees: TreeBatch,
+    margins: MarginLimits | None,
+    choices: torch.Tensor,
+    max_depth: int,
+    rule: Rule | None,
+) -> VerifyResult:
+    """Follow the target's choices through every tree.
+
+    Args:
+        logits: ``[T, vocabulary]`` that the choices were drawn from, row i belongs to row i of ``trees``.
+        trees: of the step.
+        margins: of each request; None where all are strict.
+        choices: ``int64 [T]``.
+        max_depth: columns of the paths.
+        rule: which tokens may be promoted within ``margins``; None is any.
+
+    """
+    if rule is not None and margins is not None:
+        trees = acceptable_part(logits, trees, rule, choices)
+    return ops.walk_trees(logits, trees, margins, choices, max_depth)
 
 
 def emitted_tokens(step: TreeStep, result: VerifyResult) -> torch.Tensor:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from adaptivespec_vllm import ops
 from adaptivespec_vllm.engine import spec_config
 from adaptivespec_vllm.engine.front_end import REFUSED_PARAMETERS
-from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.startup import log_block, rows_of_settings
 
 if TYPE_CHECKING:
@@ -29,16 +28,15 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield from rows_of_settings(settings)
     if settings.lossy is not None and settings.lossy.looks_ahead:
         yield "looking ahead", "not on this runner: promotions are those of the published margin rule"
-    if runner.scheduler_config.async_scheduling:
-        yield "rows", f"the target runs over {settings.max_nodes} draft rows of every request, whatever its tree holds"
-    else:
-        yield "rows", "the target runs over as many draft rows of a request as its shape has nodes"
+    yield "rows", "the target runs over as many draft rows of a request as were worth it a step before"
     yield "eager", "everything: no CUDA graph is captured"
     yield "attention", f"vLLM's CPU kernel; tree rows by {runner.attention_name}"
     yield "ops", ops.describe()["cpu"]
+    if runner.policy.costs is not None:
+        yield "costs", f"from {settings.tree.costs}" if settings.tree.costs else "measured on this machine"
     yield "trees for", "all requests; chains for those with grammars, penalties, bad words or thinking budgets"
     yield "HTTP 400 for", ", ".join(REFUSED_PARAMETERS)
     if runner.decision_log is not None:
         yield "decisions", f"logged to {runner.decision_log.path}"
-    if integrity.wanted():
-        yield "checks", "none: this runner has no integrity checks yet"
+    if runner.checks:
+        yield "checks", "every step is checked for integrity, which takes time and waits for the device"

@@ -6,7 +6,7 @@ nodes of the tree that it drafted last for the request, which it keeps by reques
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 
 from adaptivespec_vllm.draft import NO_TOKEN, TreeGrid
 from adaptivespec_vllm.kv import rows_in_sequence
-from adaptivespec_vllm.types import TreeBatch, VerifyResult
+from adaptivespec_vllm.policy.base import Drafting, NoDrafting
+from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
 
 
 class PendingTrees:
@@ -57,8 +58,11 @@ class TreeStep:
             False for prefills, whose rows go through vLLM's own causal attention.
         positions: ``int64 [N]`` sequential positions of all rows.
         sequential_slots: ``int64 [groups, N]`` cache slots of all rows, before draft rows were masked.
+        slots: the same, masked.
+        margins: lossy rules of the requests; None where all are strict.
         result: what the walk decided; None where the step had no drafts.
         emitting: ``bool [B]``, requests that emit tokens; once the result is known.
+        drafting: the policy's view of the step that drafted the trees.
 
     """
 
@@ -71,8 +75,11 @@ class TreeStep:
     is_tree: np.ndarray
     positions: torch.Tensor
     sequential_slots: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    margins: MarginLimits | None = None
     result: VerifyResult | None = None
     emitting: torch.Tensor | None = None
+    drafting: Drafting = field(default_factory=lambda: NoDrafting([]))
 
     @classmethod
     def of(cls, input_batch: Any, req_states: Any, pending: PendingTrees) -> TreeStep:
@@ -123,6 +130,7 @@ class TreeStep:
         input_batch.positions[self.rows] = self.batch.positions
         of_trees = torch.from_numpy(np.repeat(self.is_tree, np.diff(self.start)))
         drafted = (self.batch.depths > 0) & of_trees.to(self.rows.device, non_blocking=True)
+        self.slots = slot_mappings
         slot_mappings[:, self.rows] = slot_mappings[:, self.rows].masked_fill(drafted, -1)
 
     @cached_property

@@ -10,6 +10,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from adaptivespec_vllm.engine import head, refusals, seams
+from adaptivespec_vllm.engine.v1.costs import facts_of
 from adaptivespec_vllm.engine.v1.memory import memory_needs
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
 from adaptivespec_vllm.engine.v2 import startup
@@ -38,13 +39,15 @@ class AdaptiveSpecCPUWorkerV2(CPUWorker):
     def determine_available_memory(self) -> int:
         """As vLLM's, less what the largest batch will take beside the KV cache. A size that the user chose stays."""
         available = super().determine_available_memory()
-        needs = replace(memory_needs(self.model_runner), backlog=0)  # no rows are put off here
+        # Rows that are put off have had their place since the head was loaded.
+        needs = replace(memory_needs(self.model_runner), backlog=0)
         if self.rank == 0:
             logger.info("AdaptiveSpec memory: %s", needs.describe())
         return available - needs.later if self.cache_config.kv_cache_memory_bytes is None else available
 
     def compile_or_warm_up_model(self) -> Any:
-        """As vLLM's, once it is said what is on."""
+        """As vLLM's, once a step's costs are known and it is said what is on."""
+        self.model_runner.planner.measure_costs(self.model_runner)
         if self.rank == 0:
             startup.announce(self.model_runner)
         return super().compile_or_warm_up_model()
@@ -61,3 +64,8 @@ class AdaptiveSpecCPUWorkerV2(CPUWorker):
         if reset:
             self.model_runner.totals = WorkerStats()
         return stats
+
+    def adaptivespec_costs(self) -> dict[str, Any] | None:
+        """What a step costs here, with the facts that this depends on; None with a policy that does not ask."""
+        costs = self.model_runner.planner.costs
+        return None if costs is None else {"facts": facts_of(self.model_runner), "costs": costs.to_dict()}

@@ -27,8 +27,8 @@ def run(
     output: Annotated[Path, typer.Argument(metavar="out.jsonl", help="Answers; must not exist.")],
     on_ray: Annotated[
         bool | None,
-        typer.Option("--ray/--no-ray", help="Engines in actors of Ray Data, or one in this process. Without: Ray, where "
-                     "it is installed.", show_default=False),
+        typer.Option("--ray/--no-ray", help="Engines in actors of Ray Data, or one in this process. Without: Ray, "
+                     "where it is installed.", show_default=False),
     ] = None,
     engines: Annotated[int, typer.Option("--engines", min=1, help="With Ray: copies of the model.")] = 1,
     address: Annotated[

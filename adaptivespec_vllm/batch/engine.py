@@ -10,7 +10,6 @@ from typing import Any
 
 from adaptivespec_vllm.batch.rows import CHAT, REQUESTS, Row
 
-
 _SECONDS_TO_END = 10
 """For an engine that has nothing left to do; vLLM's own 0 would kill its processes at once."""
 

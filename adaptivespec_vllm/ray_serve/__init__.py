@@ -2,7 +2,7 @@
 
 Replicas, autoscaling, multiplexing, routing and the OpenAI API are Ray's. What is ours is one file that says which
 models are served and how (``schema``), what is checked of it before anything starts (``checks``), and the translation
-into Ray's configuration (``app``). ``serve run adaptivespec_vllm.ray_serve:app config=app.yaml`` is Ray's own way in.
+into Ray's configuration (``application``). ``serve run adaptivespec_vllm.ray_serve:app config=app.yaml`` is Ray's own way in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def app(arguments: dict[str, Any]) -> Any:
         ConfigError: for whatever is wrong with it.
 
     """
-    from adaptivespec_vllm.ray_serve.app import build
+    from adaptivespec_vllm.ray_serve.application import build
     from adaptivespec_vllm.ray_serve.reading import of_arguments
 
     return build(of_arguments(arguments))

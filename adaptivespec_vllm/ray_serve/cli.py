@@ -28,17 +28,17 @@ def run(
     try:
         chosen = read(config)
         try:
-            from adaptivespec_vllm.ray_serve.app import build
+            from adaptivespec_vllm.ray_serve.application import build, llm_configs
         except ImportError as error:
             raise ConfigError(f"ray: cannot be imported ({error}); install adaptivespec-vllm[ray]") from None
-        application = build(chosen)
+        llm_configs(chosen)
         if check:
             typer.echo(f"{config}: {len(chosen.models)} model(s): {', '.join(model.name for model in chosen.models)}")
             return
         from adaptivespec_vllm.ray_serve.cluster import cluster
 
         with cluster(chosen.ray) as local:
-            _serve(application, chosen.http.host, chosen.http.port, local)
+            _serve(build(chosen), chosen.http.host, chosen.http.port, local)
     except ConfigError as error:
         typer.echo(f"serve-ray: {error}", err=True)
         raise typer.Exit(2) from None

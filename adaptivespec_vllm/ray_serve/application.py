@@ -34,7 +34,12 @@ _SWITCHES = "VLLM_ADAPTIVESPEC_"
 
 
 def build(config: AppConfig) -> Any:
-    """Ray's application of a whole configuration.
+    """Ray's application of a whole configuration. Ray starts a cluster for it unless one is connected."""
+    return build_openai_app({"llm_configs": llm_configs(config)})
+
+
+def llm_configs(config: AppConfig) -> list[LLMConfig]:
+    """Ray's configuration of every model; nothing is started.
 
     Raises:
         ConfigError: for what Ray or vLLM would not take.
@@ -44,11 +49,10 @@ def build(config: AppConfig) -> Any:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"models[].name: {', '.join(map(repr, twice))} given twice; allowed: names that differ")
-    return build_openai_app({"llm_configs": [llm_config(config, index) for index in range(len(names))]})
+    return [_llm_config(config, index) for index in range(len(names))]
 
 
-def llm_config(config: AppConfig, index: int) -> LLMConfig:
-    """Ray's configuration of one model."""
+def _llm_config(config: AppConfig, index: int) -> LLMConfig:
     model, where = config.models[index], f"models[{index}]"
     _check_names(f"{where}.engine", model.engine, _engine_arguments(), _OURS)
     _check_names(f"{where}.deployment", model.deployment, {*DeploymentConfig.model_fields, "ray_actor_options"}, {})

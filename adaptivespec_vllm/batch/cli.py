@@ -127,8 +127,9 @@ def _answer(
     gpus = _gpus(arguments) if on_ray.gpus is None else on_ray.gpus
     pool = runner.Pool(on_ray.engines, on_ray.cpus, gpus, on_ray.rows)
     # Ray Data wants a CPU of its own beside those of the engines
-    local_cluster = {"num_cpus": int(on_ray.engines * on_ray.cpus) + 1, "object_store_memory": 200_000_000}
-    with cluster(RayConfig(address=on_ray.address, **({} if on_ray.address else local_cluster))):
+    cpus = int(on_ray.engines * on_ray.cpus) + 1
+    local_cluster = RayConfig(num_cpus=cpus, object_store_memory=200_000_000)
+    with cluster(RayConfig(address=on_ray.address) if on_ray.address else local_cluster):
         for _ in range(_PASSES):
             runner.answer_all(left(), arguments, pool, keep)
             if not left():

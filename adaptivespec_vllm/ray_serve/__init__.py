@@ -1,8 +1,9 @@
 """AdaptiveSpec behind Ray Serve: Ray's own LLM application, with engines that decode by our method.
 
 Replicas, autoscaling, multiplexing, routing and the OpenAI API are Ray's. What is ours is one file that says which
-models are served and how (``schema``), what is checked of it before anything starts (``checks``), and the translation
-into Ray's configuration (``application``). ``serve run adaptivespec_vllm.ray_serve:app config=app.yaml`` is Ray's own way in.
+models are served and how (``schema``, ``reading``), the translation into Ray's configuration with what can be checked
+before anything starts (``application``), and the command (``cli``, ``cluster``). Ray's own way in is
+``serve run adaptivespec_vllm.ray_serve:app config=app.yaml``.
 """
 
 from __future__ import annotations

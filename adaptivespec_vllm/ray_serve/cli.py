@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ def run(
         raise typer.Exit(2) from None
 
 
-def _serve(application: object, host: str, port: int, local: bool) -> None:
+def _serve(application: Any, host: str, port: int, local: bool) -> None:
     from ray import serve
 
     stop = threading.Event()
@@ -52,7 +52,7 @@ def _serve(application: object, host: str, port: int, local: bool) -> None:
         signal.signal(number, lambda *_: stop.set())
     serve.start(http_options={"host": host, "port": port})
     try:
-        serve.run(application, name=NAME, blocking=False)  # type: ignore[arg-type]
+        serve.run(application, name=NAME, blocking=False)
         typer.echo(f"serving on http://{host}:{port}/v1")
         stop.wait()
     except RuntimeError as error:  # a replica does not come up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -51,6 +52,7 @@ def run(
     parameters of vLLM's server beside them. Answers are kept in out.jsonl.partial as they come: the same command goes
     on where a run was stopped. out.jsonl has them all, in the order of the input. Exit status 1: some were refused.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = _run(source, output, context.args, _Ray(on_ray, engines, address, cpus, gpus, rows_per_task), restart)
     except ConfigError as error:
@@ -88,7 +90,11 @@ def _run(source: Path, output: Path, vllm_options: list[str], on_ray: _Ray, rest
     asked = rows.read(source, engine.model_name(arguments))
     if restart:
         output.with_name(output.name + SUFFIX).unlink(missing_ok=True)
-    facts = {"rows": [[row.line, row.custom_id, row.url, row.body] for row in asked], "settings": vars(arguments)}
+    facts = {
+        "rows": [[row.line, row.custom_id, row.url, row.body] for row in asked],
+        "options": vllm_options,
+        "speculative_config": arguments.speculative_config,  # what a file held
+    }
     with Journal(output, facts, {row.line for row in asked}) as journal:
         progress = _Progress(len(asked), len(journal.done))
 

@@ -42,14 +42,21 @@ class AnsweringEngine:
         self._starting = asyncio.Lock()
         self._handlers: dict[str, Any] = {}
         self._open = AsyncExitStack()
+        self._failure: Exception | None = None
         self.slots = 0
         """Sequences that the engine decodes together; set once it is started."""
 
     async def start(self) -> None:
         """Start the engine; calling it again does nothing."""
         async with self._starting:
+            if self._failure is not None:
+                raise self._failure
             if not self._handlers:
-                await self._start()
+                try:
+                    await self._start()
+                except Exception as error:
+                    self._failure = error  # of all rows that wait for it
+                    raise
 
     async def _start(self) -> None:
         from starlette.datastructures import State

@@ -21,6 +21,9 @@ from adaptivespec_vllm.batch.rows import Row
 _TASKS = 4
 """Of an actor at once, so that its engine has rows of the next while the last of one are long."""
 
+_RESTARTS = 5
+"""Of an actor, and of a task: a row that ends every engine it meets would go on for ever."""
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -79,6 +82,8 @@ def _answers(rows: Sequence[Row], arguments: Namespace, pool: Pool) -> Iterator[
         num_cpus=pool.cpus,
         num_gpus=pool.gpus,
         max_concurrency=_TASKS,
+        max_restarts=_RESTARTS,
+        max_task_retries=_RESTARTS,
     )
     for row in answered.iter_rows():
         yield row["line"], json.loads(row["answer"])

@@ -47,14 +47,14 @@ def run(
 def _serve(application: Any, host: str, port: int, local: bool) -> None:
     from ray import serve
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT, while replicas start too
     serve.start(http_options={"host": host, "port": port})
     try:
         serve.run(application, name=NAME, blocking=False)
         typer.echo(f"serving on http://{host}:{port}/v1")
-        stop.wait()
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        typer.echo("stopping")
     except RuntimeError as error:  # a replica does not come up
         typer.echo(f"serve-ray: {reason(error)}; the replicas' logs say why", err=True)
         raise typer.Exit(1) from None

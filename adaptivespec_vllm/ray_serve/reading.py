@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from adaptivespec_vllm.config import ConfigError, load, shown
+from adaptivespec_vllm.config import ConfigError, shown
+from adaptivespec_vllm.config import read as read_method
 from adaptivespec_vllm.ray_serve.schema import AppConfig
 
 _MOST_FAULTS = 5
@@ -53,32 +54,20 @@ def parse(options: Any, folder: Path) -> AppConfig:
         faults = error.errors(include_url=False)
         more = [f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else []
         raise ConfigError("; ".join([*map(_in_words, faults[:_MOST_FAULTS]), *more])) from None
+    from adaptivespec_vllm.engine import spec_config
+
     models = []
     for index, model in enumerate(config.models):
         method = model.adaptivespec
         try:
             if isinstance(method, str):
-                method = _read_method(folder / Path(method).expanduser())
+                method = read_method(folder / Path(method).expanduser())
             if method is not None:
-                _check_method(method)
+                spec_config.parse(method)
         except ConfigError as error:
             raise ConfigError(f"models[{index}].adaptivespec: {error}") from None
         models.append(model.model_copy(update={"adaptivespec": method}))
     return config.model_copy(update={"models": models})
-
-
-def _read_method(path: Path) -> dict[str, Any]:
-    from adaptivespec_vllm.config import read as read_options
-
-    return read_options(path)
-
-
-def _check_method(options: dict[str, Any]) -> None:
-    """Our keys by our schema, vLLM's beside them by vLLM's."""
-    from adaptivespec_vllm.engine import spec_config
-
-    load(options, *spec_config.foreign_keys())
-    spec_config.parse(options)
 
 
 def _in_words(fault: Any) -> str:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from adaptivespec_vllm.config.base import Section
 
 Name = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """Keys that belong together, and no others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):

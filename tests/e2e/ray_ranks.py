@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 PROMPTS = [[5, 9, 40, 12, 77], [300, 4, 4, 61, 90, 33, 8]]
@@ -79,5 +78,4 @@ if __name__ == "__main__":
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     print(json.dumps(main(arguments[0], arguments[1], arguments[2])))

@@ -23,10 +23,11 @@ RUN := $(BIN)/python scripts/run.py $(CACHE)
 RUNTIME := $(VENV)/.stamp-runtime
 MODEL := $(VENV)/.stamp-model
 NVCC := $(VENV)/.stamp-nvcc
+TOOLS := $(VENV)/.stamp-tools
 PACKAGE := $(VENV)/.stamp-package
 NATIVE := $(shell find csrc -type f)
 TYPED := $(addprefix adaptivespec_vllm/,config types.py errors.py registry.py runtime.py chat.py policy rules tree draft verify attention kv ops \
-	provenance.py screen.py bench eval simulate report training)
+	provenance.py screen.py bench eval simulate report training ray_serve batch)
 
 # Tools that packages are built with, in an environment without vLLM.
 BUILDER := $(CURDIR)/.venv-build
@@ -45,17 +46,17 @@ help: ## this list
 demo: setup ## set up, then decode real prompts four ways; more: make demo ARGS="--tokens 128 --json demo.json"
 	@$(RUN) $(BIN)/adaptivespec demo $(ARGS)
 
-test: setup $(NVCC) ## set up, then run every test; more: make test ARGS="tests/unit -x"
+test: setup $(NVCC) $(TOOLS) ## set up, then run every test; more: make test ARGS="tests/unit -x"
 	@$(RUN) $(BIN)/adaptivespec demo --prepare >/dev/null
 	@$(RUN) $(BIN)/python -m pytest $(ARGS)
 
-quality: setup ## lint, format, types of everything below the engine, import rule
+quality: setup $(TOOLS) ## lint, format, types of everything below the engine, import rule
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(wildcard $(TYPED))
 	@$(BIN)/python -m pytest -q tests/unit/test_import_rule.py
 
-docs: $(PACKAGE) ## the documentation as a site, warnings as errors, in .cache/site
+docs: $(TOOLS) ## the documentation as a site, warnings as errors, in .cache/site
 	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . $(CACHE)/site
 	@echo "$(CACHE)/site/index.html"
 
@@ -78,10 +79,15 @@ $(NVCC): $(RUNTIME)
 	@touch $@
 
 $(PACKAGE): $(RUNTIME) setup.py pyproject.toml $(NATIVE)
-	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[dev]'
+	@$(STEP) "this package and its native ops" $(PIP) install --no-build-isolation --editable '.[bench,report]'
 	@touch $@
 
-packages: setup ## build native packages twice, compare and install them
+# What tests, checks and documentation need; the package is there already, so this brings its extras alone.
+$(TOOLS): $(PACKAGE)
+	@$(STEP) "tools of tests and documentation, Ray among them" $(PIP) install 'adaptivespec-vllm[dev]'
+	@touch $@
+
+packages: setup $(TOOLS) ## build native packages twice, compare and install them
 	@$(RUN) $(BIN)/python -m pytest -m packages tests/packaging $(ARGS)
 
 dist: $(BUILDER_STAMP) ## sdist and wheel with the native ops, checked, in dist/
@@ -94,7 +100,7 @@ $(BUILDER_STAMP): scripts/runtime.sh pyproject.toml
 		$(STEP) "nvcc (100 MB)" $(BUILDER)/bin/python -m pip install --no-deps -r scripts/nvcc.txt || true
 	@touch $@
 
-image-check: setup ## run every line of docker/Dockerfile.cpu under chroot, then its smoke test, server and demo; as root
+image-check: setup $(TOOLS) ## run every line of docker/Dockerfile.cpu under chroot, then its smoke test, server and demo; as root
 	@IMAGE="$(IMAGE)" RUN="$(IMAGE_RUN)" scripts/check_image.sh
 
 clean: ## remove what was set up and built

@@ -124,9 +124,25 @@ def train_head(context: typer.Context) -> None:
     _pass_on(context, "train-head", run)
 
 
-def _pass_on(context: typer.Context, name: str, command: Callable[..., None]) -> None:
+@app.command("serve-ray", **_PASSED_ON)
+def serve_ray(context: typer.Context) -> None:
+    """Serve models with Ray Serve's OpenAI application (``adaptivespec serve-ray --help``)."""
+    from adaptivespec_vllm.ray_serve.cli import run
+
+    _pass_on(context, "serve-ray", run)
+
+
+@app.command("batch", **_PASSED_ON)
+def batch(context: typer.Context) -> None:
+    """Answer a file of requests (``adaptivespec batch --help``)."""
+    from adaptivespec_vllm.batch.cli import run
+
+    _pass_on(context, "batch", run, ignore_unknown_options=True, allow_extra_args=True)
+
+
+def _pass_on(context: typer.Context, name: str, command: Callable[..., None], **settings: Any) -> None:
     own = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    own.command()(command)
+    own.command(context_settings=settings)(command)
     own(args=context.args, prog_name=f"adaptivespec {name}")
 
 

@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 
 from adaptivespec_vllm.attention import ALLOWED as ATTENTIONS
 from adaptivespec_vllm.config import AdaptiveSpecConfig, ConfigError, load, reason, shortened, shown
-from adaptivespec_vllm.engine import head, seams
+from adaptivespec_vllm.engine import head, ranks, seams
 from adaptivespec_vllm.engine.metrics import carry
 
 WORKERS = {
@@ -67,6 +67,9 @@ class AdaptiveSpecSpeculativeConfig(SpeculativeConfig):
 
     adaptivespec: SkipValidation[AdaptiveSpecConfig] = Field(default=None)  # type: ignore[assignment]
     """Settings of the method; always set when built by :func:`build`."""
+
+    built_by: SkipValidation[ranks.Build] = Field(default=None)  # type: ignore[assignment]
+    """What the process is that called :func:`build`; workers compare themselves with it."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A process that is sent this configuration passes on what workers count, or shows it."""
@@ -147,6 +150,7 @@ def build(options: Mapping[str, Any], target_model: Any, target_parallel: Any) -
             target_model_config=target_model,
             target_parallel_config=target_parallel,
             adaptivespec=settings,
+            built_by=ranks.Build.of(settings),
         )
     except ConfigError:
         raise

@@ -23,14 +23,26 @@ LEVELS = [
     {"policy", "tree", "draft", "verify", "attention", "kv"},
     {"engine"},
     {"provenance", "screen"},
-    {"serve", "check", "demo", "plugin", "training"},
-    {"bench"},
+    {"serve", "check", "demo", "plugin", "training", "ray_serve"},
+    {"bench", "batch"},
     {"simulate", "eval"},
     {"report"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-MAY_IMPORT_VLLM = {"engine", "plugin", "serve", "check", "demo", "bench", "eval", "training", "cli"}
+MAY_IMPORT_VLLM = {
+    "engine",
+    "plugin",
+    "serve",
+    "check",
+    "demo",
+    "bench",
+    "eval",
+    "training",
+    "cli",
+    "ray_serve",
+    "batch",
+}
 NO_TORCH = {"policy", "config", "registry", "rules"}
 MAY_USE_TORCH_OPS = {"ops", "engine"}  # engine: vLLM's own ops
 

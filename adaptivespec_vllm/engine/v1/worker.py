@@ -6,7 +6,8 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from adaptivespec_vllm.engine import head, refusals, seams
+from adaptivespec_vllm.engine import head, ranks, refusals, seams
+from adaptivespec_vllm.engine.spec_config import AdaptiveSpecSpeculativeConfig
 from adaptivespec_vllm.engine.v1 import startup
 from adaptivespec_vllm.engine.v1.costs import facts_of
 from adaptivespec_vllm.engine.v1.memory import memory_needs
@@ -21,9 +22,19 @@ class TreeWorker:
 
     model_runner: TreeModelRunner
 
+    @property
+    def _speculative(self) -> AdaptiveSpecSpeculativeConfig:
+        return self.vllm_config.speculative_config
+
+    def init_device(self) -> None:
+        """As vLLM's; then the ranks can hear of each other, and compare themselves."""
+        super().init_device()
+        ranks.check_ranks(self._speculative.built_by, self.device.type)
+
     def check(self) -> None:
         """Before the runner is built: refuse what is not supported, and let heads load."""
         seams.require("worker")
+        ranks.check_build(self._speculative.built_by, self._speculative.adaptivespec)
         refusals.check(self.vllm_config)
         head.install_loading()
 

@@ -9,7 +9,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from adaptivespec_vllm.engine import head, refusals, seams
+from adaptivespec_vllm.engine import head, ranks, refusals, seams
 from adaptivespec_vllm.engine.v1.costs import facts_of
 from adaptivespec_vllm.engine.v1.memory import memory_needs
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
@@ -27,6 +27,8 @@ class AdaptiveSpecCPUWorkerV2(CPUWorker):
     def init_device(self) -> None:
         """As vLLM's, which takes the runner's class from its module."""
         seams.require("worker", "V2")
+        speculative = self.vllm_config.speculative_config
+        ranks.check_build(speculative.built_by, speculative.adaptivespec)  # of one rank: others are refused
         refusals.check(self.vllm_config)
         head.install_loading()
         stock = cpu_model_runner.CPUModelRunner

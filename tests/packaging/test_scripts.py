@@ -67,7 +67,7 @@ def test_a_step_of_a_workflow_gets_its_variables_and_no_unknown_ones(capfd: pyte
     known = {"matrix.two": "2", "inputs.three": "3"}
     assert run_workflow.run(workflow, job, step, known) == 5
     assert capfd.readouterr().out.splitlines() == ["12 3", "GITHUB_OUTPUT: out=4"]
-    with pytest.raises(SystemExit, match="inputs.three"):
+    with pytest.raises(SystemExit, match=r"inputs\.three"):
         run_workflow.run(workflow, job, step, {"matrix.two": "2"})
     with pytest.raises(SystemExit, match="actions/checkout"):
         run_workflow.run(workflow, job, {"uses": "actions/checkout@v1"}, {})

@@ -9,42 +9,45 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import typer
 
 from adaptivespec_vllm import cli
-from adaptivespec_vllm.bench.cli import run as bench
-from adaptivespec_vllm.bench.cli import run_compare as compare
 from adaptivespec_vllm.config import load
-from adaptivespec_vllm.demo.cli import run as demo
 from adaptivespec_vllm.demo.model import DemoModel, prepare
-from adaptivespec_vllm.eval.cli import run as evaluate
 from adaptivespec_vllm.policy.costs import Costs
 from adaptivespec_vllm.runtime import cache_dir
-from adaptivespec_vllm.simulate.cli import run as simulate
-from adaptivespec_vllm.training.cli import run as train_head
 from tests.docs.pages import LANGUAGES, MARKS, ROOT, Block, blocks, spans, words
 
 SHELL = blocks("bash")
-COMMANDS = {
-    "check": cli.check,
-    "demo": demo,
-    "bench": bench,
-    "compare": compare,
-    "eval": evaluate,
-    "simulate": simulate,
-    "train-head": train_head,
-}
-TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 QUICK = {block.text: block for block in SHELL if block.mark == "run"}
 PLACEHOLDERS = re.compile(r"\b(TARGET|MODEL|HEAD)\b")
 
 
-def options(command: Any) -> set[str]:
+def subcommands() -> dict[str, Callable[..., None] | None]:
+    """What runs each; None where options of another program may follow."""
+    found: dict[str, Callable[..., None] | None] = {"check": cli.check}
+
+    def record(context: Any, name: str, command: Callable[..., None], **settings: Any) -> None:
+        found[name] = None if settings.get("ignore_unknown_options") else command
+
+    with patch.object(cli, "_pass_on", record):
+        for command in cli.app.registered_commands:
+            if command.callback not in (None, cli.check):
+                command.callback(None)
+    return found
+
+
+COMMANDS = subcommands()
+
+
+def options(command: Callable[..., None]) -> set[str]:
     """Names of a command's options."""
     app = typer.Typer(add_completion=False)
     app.command()(command)
@@ -52,17 +55,17 @@ def options(command: Any) -> set[str]:
     return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
-def faults(command: str) -> Iterator[str]:
+def faults(line: str) -> Iterator[str]:
     """What of a command is not there: its subcommand, an option, a script, a target of make."""
-    program, *rest = words(command)
+    program, *rest = words(line)
     given = {word.split("=")[0] for word in rest if word.startswith("--")} - {"--help"}
     if program == "adaptivespec" and rest and not rest[0].startswith("-"):
         if rest[0] not in COMMANDS:
             yield f"no subcommand {rest[0]}"
-        else:
-            yield from (f"no option {name} of {rest[0]}" for name in given - options(COMMANDS[rest[0]]))
+        elif (command := COMMANDS[rest[0]]) is not None:
+            yield from (f"no option {name} of {rest[0]}" for name in given - options(command))
     elif program == "make":
-        yield from (f"no target {word}" for word in rest if word.isalpha() and word not in TARGETS)
+        yield from (f"no target {word}" for word in rest if re.fullmatch("[a-z-]+", word) and word not in TARGETS)
     elif program.startswith("python") and rest[:1] == ["-m"]:
         if importlib.util.find_spec(rest[1]) is None:
             yield f"no module {rest[1]}"
@@ -112,6 +115,9 @@ def test_configurations_in_commands_are_valid() -> None:
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
 def test_json_is_a_configuration_or_costs(block: Block) -> None:
+    if block.mark == "lines":
+        assert all(json.loads(line) for line in block.text.splitlines())
+        return
     value = json.loads(block.text)
     if "method" in value:
         load(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import json
 import os
@@ -30,12 +31,12 @@ QUICK = {block.text: block for block in SHELL if block.mark == "run"}
 PLACEHOLDERS = re.compile(r"\b(TARGET|MODEL|HEAD)\b")
 
 
-def subcommands() -> dict[str, Callable[..., None] | None]:
-    """What runs each; None where options of another program may follow."""
-    found: dict[str, Callable[..., None] | None] = {"check": cli.check}
+def subcommands() -> dict[str, tuple[Callable[..., None], bool]]:
+    """What runs each, and whether it takes vLLM's options besides."""
+    found: dict[str, tuple[Callable[..., None], bool]] = {"check": (cli.check, False)}
 
     def record(context: Any, name: str, command: Callable[..., None], **settings: Any) -> None:
-        found[name] = None if settings.get("ignore_unknown_options") else command
+        found[name] = (command, settings.get("ignore_unknown_options", False))
 
     with patch.object(cli, "_pass_on", record):
         for command in cli.app.registered_commands:
@@ -47,12 +48,22 @@ def subcommands() -> dict[str, Callable[..., None] | None]:
 COMMANDS = subcommands()
 
 
-def options(command: Callable[..., None]) -> set[str]:
+def options(command: Callable[..., None], vllms_too: bool) -> set[str]:
     """Names of a command's options."""
     app = typer.Typer(add_completion=False)
     app.command()(command)
     parameters = typer.main.get_command(app).params
-    return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    own = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    return own | vllm_options() if vllms_too else own
+
+
+@functools.cache
+def vllm_options() -> set[str]:
+    """Names of the options of ``vllm serve``."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return {name for action in make_arg_parser(FlexibleArgumentParser())._actions for name in action.option_strings}
 
 
 def faults(line: str) -> Iterator[str]:
@@ -62,8 +73,8 @@ def faults(line: str) -> Iterator[str]:
     if program == "adaptivespec" and rest and not rest[0].startswith("-"):
         if rest[0] not in COMMANDS:
             yield f"no subcommand {rest[0]}"
-        elif (command := COMMANDS[rest[0]]) is not None:
-            yield from (f"no option {name} of {rest[0]}" for name in given - options(command))
+        else:
+            yield from (f"no option {name} of {rest[0]}" for name in given - options(*COMMANDS[rest[0]]))
     elif program == "make":
         yield from (f"no target {word}" for word in rest if re.fullmatch("[a-z-]+", word) and word not in TARGETS)
     elif program.startswith("python") and rest[:1] == ["-m"]:
@@ -95,10 +106,7 @@ def test_commands_inside_sentences_exist(page: str, command: str) -> None:
 
 
 def test_options_of_vllm_serve_exist() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    known = {name for action in make_arg_parser(FlexibleArgumentParser())._actions for name in action.option_strings}
+    known = vllm_options()
     for block in SHELL:
         for command in block.commands():
             if command.startswith("vllm serve"):
@@ -115,9 +123,6 @@ def test_configurations_in_commands_are_valid() -> None:
 
 @pytest.mark.parametrize("block", blocks("json"), ids=str)
 def test_json_is_a_configuration_or_costs(block: Block) -> None:
-    if block.mark == "lines":
-        assert all(json.loads(line) for line in block.text.splitlines())
-        return
     value = json.loads(block.text)
     if "method" in value:
         load(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 import typer
 
 from adaptivespec_vllm import cli
+from adaptivespec_vllm.batch.cli import run as batch
 from adaptivespec_vllm.bench.cli import run as bench
 from adaptivespec_vllm.bench.cli import run_compare as compare
 from adaptivespec_vllm.config import load
@@ -24,6 +26,7 @@ from adaptivespec_vllm.demo.cli import run as demo
 from adaptivespec_vllm.demo.model import DemoModel, prepare
 from adaptivespec_vllm.eval.cli import run as evaluate
 from adaptivespec_vllm.policy.costs import Costs
+from adaptivespec_vllm.ray_serve.cli import run as serve_ray
 from adaptivespec_vllm.runtime import cache_dir
 from adaptivespec_vllm.simulate.cli import run as simulate
 from adaptivespec_vllm.training.cli import run as train_head
@@ -38,6 +41,8 @@ COMMANDS = {
     "eval": evaluate,
     "simulate": simulate,
     "train-head": train_head,
+    "serve-ray": serve_ray,
+    "batch": batch,
 }
 TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 QUICK = {block.text: block for block in SHELL if block.mark == "run"}
@@ -52,6 +57,16 @@ def options(command: Any) -> set[str]:
     return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
+@functools.cache
+def vllm_options() -> set[str]:
+    """Names of the options of ``vllm serve``."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    return {name for action in parser._actions for name in action.option_strings}
+
+
 def faults(command: str) -> Iterator[str]:
     """What of a command is not there: its subcommand, an option, a script, a target of make."""
     program, *rest = words(command)
@@ -60,7 +75,8 @@ def faults(command: str) -> Iterator[str]:
         if rest[0] not in COMMANDS:
             yield f"no subcommand {rest[0]}"
         else:
-            yield from (f"no option {name} of {rest[0]}" for name in given - options(COMMANDS[rest[0]]))
+            known = options(COMMANDS[rest[0]]) | (vllm_options() if rest[0] == "batch" else set())
+            yield from (f"no option {name} of {rest[0]}" for name in given - known)
     elif program == "make":
         yield from (f"no target {word}" for word in rest if word.isalpha() and word not in TARGETS)
     elif program.startswith("python") and rest[:1] == ["-m"]:
@@ -92,10 +108,7 @@ def test_commands_inside_sentences_exist(page: str, command: str) -> None:
 
 
 def test_options_of_vllm_serve_exist() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    known = {name for action in make_arg_parser(FlexibleArgumentParser())._actions for name in action.option_strings}
+    known = vllm_options()
     for block in SHELL:
         for command in block.commands():
             if command.startswith("vllm serve"):

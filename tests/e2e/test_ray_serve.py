@@ -86,6 +86,8 @@ class Application:
 
     def stop(self) -> list[psutil.Process]:
         """End it as a user does; what it started and left behind, which is ended too."""
+        if self.process.poll() is not None:
+            return []
         started = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
         try:

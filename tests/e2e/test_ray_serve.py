@@ -53,6 +53,8 @@ class Application:
             stderr=subprocess.STDOUT,
             env=environment,
         )
+        self.answered: list[str] = []
+        """Texts of requests that were answered, of all tests."""
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
 
     def wait(self) -> None:
@@ -70,7 +72,8 @@ class Application:
     def text(self, prompt: str) -> str:
         response = self.complete(prompt)
         assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["text"])
+        self.answered.append(response.json()["choices"][0]["text"])
+        return self.answered[-1]
 
     def replicas(self) -> list[psutil.Process]:
         """The replicas' processes."""
@@ -83,6 +86,8 @@ class Application:
 
     def stop(self) -> list[psutil.Process]:
         """End it as a user does; what it started and left behind, which is ended too."""
+        if self.process.poll() is not None:
+            return []
         started = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -137,6 +142,7 @@ def test_answers_are_streamed(application: Application) -> None:
         for line in response.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
+    application.answered.append("".join(parts))
     assert len(parts) > 2
     assert "".join(parts) == application.text(PROMPTS[0])
 
@@ -157,22 +163,21 @@ def test_a_conversation_stays_on_the_replica_that_has_its_prefix(application: Ap
             counts[replica] = counts.get(replica, 0) + float(value)
         return counts
 
-    def settled(at_least: float) -> dict[str, float]:
-        """Ray collects metrics every few seconds."""
-        for _ in range(60):
+    def settled() -> dict[str, float]:
+        """Counts of all requests so far; Ray collects metrics every few seconds."""
+        for _ in range(180):
             counts = requests()
-            if sum(counts.values()) >= at_least:
+            if sum(counts.values()) >= len(application.answered):
                 return counts
             time.sleep(0.5)
-        raise AssertionError(f"{counts}: fewer than {at_least} requests")
+        raise AssertionError(f"{counts}: fewer than {len(application.answered)} requests")
 
-    time.sleep(6)
-    before, text = requests(), "a long conversation about many things "
+    before, text = settled(), "a long conversation about many things "
     for _ in range(6):
         text += application.text(text)
-    after = settled(sum(before.values()) + 6)
-    gained = [after[replica] - before.get(replica, 0) for replica in after]
-    assert sorted(gained)[-1] == 6, gained
+    after = settled()
+    gained = sorted(after[replica] - before.get(replica, 0) for replica in after)
+    assert gained[-1] == 6, gained
 
 
 def test_our_metrics_are_at_rays_endpoint(application: Application) -> None:

@@ -24,6 +24,7 @@ from adaptivespec_vllm.demo.cli import run as demo
 from adaptivespec_vllm.demo.model import DemoModel, prepare
 from adaptivespec_vllm.eval.cli import run as evaluate
 from adaptivespec_vllm.policy.costs import Costs
+from adaptivespec_vllm.report.cli import run as report
 from adaptivespec_vllm.runtime import cache_dir
 from adaptivespec_vllm.simulate.cli import run as simulate
 from adaptivespec_vllm.training.cli import run as train_head
@@ -36,6 +37,7 @@ COMMANDS = {
     "bench": bench,
     "compare": compare,
     "eval": evaluate,
+    "report": report,
     "simulate": simulate,
     "train-head": train_head,
 }

@@ -131,7 +131,7 @@ def test_what_it_counts_is_what_the_worker_counts(
     assert {key[0] for key in figures} == {"gsm8k", "prompts"}
     strict, lossy = figures["gsm8k", "tree:3,4,6"], figures["gsm8k", LOSSY]
     assert (strict.n, strict.fidelity.same, strict.fidelity.promoted) == (10, 1.0, 0.0)
-    assert lossy.accepted_length > 1.5 > strict.accepted_length >= 1.0 == figures["gsm8k", "plain"].accepted_length
+    assert lossy.accepted_length > strict.accepted_length >= 1.0 == figures["gsm8k", "plain"].accepted_length
     assert lossy.fidelity.same < 1.0 and lossy.fidelity.promoted > 0.05
     assert figures["prompts", LOSSY].accuracy is None
     assert any("too few to lose any" in warning for warning in session.result.warnings)

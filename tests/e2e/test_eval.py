@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from adaptivespec_vllm.bench import arms
+from adaptivespec_vllm.bench.engines import Engine
 from adaptivespec_vllm.eval.answers import FILE
 from adaptivespec_vllm.eval.result import Result
 from adaptivespec_vllm.eval.session import Inputs, Session
@@ -70,7 +73,24 @@ def test_a_run_that_is_killed_goes_on(tiny_speaker: Path, tiny_head: Path, promp
     assert "a run with the same seed" in other.stderr
 
 
-def test_what_it_counts_is_what_the_worker_counts(tiny_speaker: Path, tiny_head: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
+    """What the workers counted, by arm: the run reads their counters batch by batch."""
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    stock = Engine.counters
+
+    def counters(engine: Engine) -> dict[str, Any]:
+        told = stock(engine)
+        totals[engine.arm.name].update({name: told.get(name, 0) for name in ("promotions", "regret", "steps")})
+        return told
+
+    monkeypatch.setattr(Engine, "counters", counters)
+    return totals
+
+
+def test_what_it_counts_is_what_the_worker_counts(
+    tiny_speaker: Path, tiny_head: Path, tmp_path: Path, counted: dict[str, Counter[str]]
+) -> None:
     questions = tmp_path / "questions.jsonl"
     rows = [{"question": f"what is {i} and {i}?", "answer": str(2 * i)} for i in range(12)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -95,14 +115,13 @@ def test_what_it_counts_is_what_the_worker_counts(tiny_speaker: Path, tiny_head:
     session.run()
     conftest._ENGINES.extend(session.engines)
     session.close()
-    by_arm = {engine.arm.name: engine for engine in session.engines}
     for name in ("tree:3,4,6", LOSSY):
-        counted = by_arm[name].counters()
         answers = [answer for (arm, _, _), answer in session.answers.rows.items() if arm == name]
         losses = [nats for answer in answers for _, nats in answer.losses]
         # A step may go past the end of an answer: the worker counts what is cut off too.
-        assert len(losses) <= counted["promotions"] <= len(losses) + 3 * len(answers)
-        assert sum(losses) <= counted["regret"] + 1e-3
+        assert len(losses) <= counted[name]["promotions"] <= len(losses) + 3 * len(answers)
+        assert sum(losses) <= counted[name]["regret"] + 1e-3
+        assert sum(answer.steps for answer in answers) == pytest.approx(counted[name]["steps"] - len(answers))
         if name == LOSSY:
             assert len(losses) > 20
             assert max(losses) < 9.3  # ln 10,000
@@ -112,6 +131,7 @@ def test_what_it_counts_is_what_the_worker_counts(tiny_speaker: Path, tiny_head:
     assert {key[0] for key in figures} == {"gsm8k", "prompts"}
     strict, lossy = figures["gsm8k", "tree:3,4,6"], figures["gsm8k", LOSSY]
     assert (strict.n, strict.fidelity.same, strict.fidelity.promoted) == (10, 1.0, 0.0)
+    assert lossy.accepted_length > strict.accepted_length >= 1.0 == figures["gsm8k", "plain"].accepted_length
     assert lossy.fidelity.same < 1.0 and lossy.fidelity.promoted > 0.05
     assert figures["prompts", LOSSY].accuracy is None
     assert any("too few to lose any" in warning for warning in session.result.warnings)

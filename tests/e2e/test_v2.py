@@ -101,16 +101,13 @@ AHEAD = [
     *(
         f"test_exactness.py::test_{name}"
         for name in (
-            "batches[0-1]",
             "batches[0-10]",
             "chunked_prefill_beside_trees",
             "preemption_and_resume",
-            "second_turn_from_the_prefix_cache",
             "last_tokens_before_max_model_len[254]",
         )
     ),
     "test_sampling.py::test_mixed_batch",
-    "test_margin.py::test_regret_budget",
 ]
 """Once more with asynchronous scheduling."""
 

@@ -121,8 +121,11 @@ class Planner:
             self.policy.costs = self.costs.corrected(residuals.plain, residuals.drafting)
 
     def end_step(self, plan: Plan, rows: int) -> None:
-        """A step ends in which every request decoded, in so many rows of the target."""
-        if self._decides_by_measured_costs:
+        """A step ends in which every request decoded, in so many rows of the target.
+
+        Costs say what it should have taken, unless a request did not want what the policy chose.
+        """
+        if self._decides_by_measured_costs and plan.drafting.drafts == [shape.depth > 0 for shape in plan.shapes]:
             assert self.costs is not None
             expected = self.costs.target(rows) + plan.drafting.seconds
             self._step_times.end(len(plan.shapes), rows, expected, plan.levels > 0)
@@ -159,7 +162,10 @@ class Planner:
             rows: ``[B]``, rows of each in the head's first pass.
 
         """
-        plain = self._decides_by_measured_costs and all(decoding) and self._step_times.leaves_out(len(requests))
+        wanted = [self._limits.overrides[slot].drafts for slot in slots.tolist()]
+        plain = not any(wanted) or (
+            self._decides_by_measured_costs and all(decoding) and self._step_times.leaves_out(len(requests))
+        )
         drafting = NoDrafting([False] * len(requests)) if plain else self.policy.begin(requests, decoding, rows)
         bounds = drafting.bounds([self._confidences.get(request, UNKNOWN_CONFIDENCE) for request in requests])
         shapes = [self._limits.bound(slot, shape) for slot, shape in zip(slots.tolist(), bounds, strict=True)]

@@ -129,7 +129,7 @@ class TreeStep:
         self.sequential_slots = slot_mappings.clone()
         input_batch.positions[self.rows] = self.batch.positions
         of_trees = torch.from_numpy(np.repeat(self.is_tree, np.diff(self.start)))
-        drafted = (self.batch.depths > 0) & of_trees.to(self.rows.device, non_blocking=True)
+        drafted = (self.batch.parents >= 0) & of_trees.to(self.rows.device, non_blocking=True)
         self.slots = slot_mappings
         slot_mappings[:, self.rows] = slot_mappings[:, self.rows].masked_fill(drafted, -1)
 

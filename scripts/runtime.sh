@@ -9,10 +9,11 @@ here=$(dirname "$0")
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 step() { "$here/step.sh" "$log" "$@"; }
-installed() { # installed NAME==VERSION
-  "$venv/bin/python" -c 'import sys; from importlib.metadata import version
+installed() { # installed NAME==VERSION, and whole: pip says who installed only when a package's commands are there too
+  "$venv/bin/python" -c 'import sys; from importlib.metadata import distribution
 name, wanted = sys.argv[1].split("==")
-sys.exit(version(name) != wanted)' "$1" 2>/dev/null
+found = distribution(name)
+sys.exit(found.version != wanted or not found.read_text("INSTALLER"))' "$1" 2>/dev/null
 }
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {

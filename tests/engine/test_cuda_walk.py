@@ -269,6 +269,7 @@ def walked(attention: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     walker.policy, walker.costs, walker.max_width = make_policy(walker.settings), None, 3
     walker.rule = make_rule(walker.settings)
+    walker._overrides = {}
     walker.stats, walker.faults, walker.pending, walker.checks = WorkerStats(), DraftFaults(2), {}, False
     walker.compilation_config = SimpleNamespace(static_forward_context={"target": target, "head": head_layer})
     walker.positions = meta(MOST_ROWS, dtype=torch.int64)

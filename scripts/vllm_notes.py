@@ -24,14 +24,6 @@ NOTES: dict[str, dict[str, str]] = {
             "new keys beside ours: `disable_lookahead_block_hashes`, `draft_lm_head_quantization`, `xpress_topc`, "
             "`fly_*`; they are passed on, not yet looked at"
         ),
-        **dict.fromkeys(
-            (
-                "vllm.entrypoints.launchers.cli_args:BaseFrontendArgs",
-                "vllm.entrypoints.launchers.cli_args:BaseFrontendArgs.add_cli_args",
-                "vllm.entrypoints.launchers.cli_args:FrontendArgs",
-            ),
-            "moved to `entrypoints.common.cli_args`: `adaptivespec batch` and `serve-ray` do not start on 0.33 yet",
-        ),
         "vllm.config:VllmConfig": "with V2, a head with a smaller window now lowers `max_model_len` for all requests",
         "vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask": (
             "rows of a request are padded to the largest number of drafts, which the runners count on; "

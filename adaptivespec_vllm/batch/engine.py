@@ -17,7 +17,7 @@ _SECONDS_TO_END = 10
 def parse(arguments: list[str]) -> Namespace:
     """vLLM's own command line, as ``vllm run-batch`` has it; exits with a message for what is wrong."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
+    from vllm.entrypoints.launchers.run_batch import BaseFrontendArgs  # not where it is defined: that has moved in 0.33
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="adaptivespec batch", usage="adaptivespec batch IN OUT [vLLM's options]")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import sys
 from typing import Any
 
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.llm import LLMConfig, build_openai_app
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
+from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.platforms import current_platform
 
 from adaptivespec_vllm.config import ConfigError, reason, shown
@@ -98,7 +99,8 @@ def _placement() -> dict[str, Any] | None:
 
 
 def _engine_arguments() -> set[str]:
-    return {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(kind)}
+    arguments_of_servers = sys.modules[make_arg_parser.__module__].FrontendArgs  # the module has moved in 0.33
+    return {field.name for kind in (AsyncEngineArgs, arguments_of_servers) for field in dataclasses.fields(kind)}
 
 
 def _check_names(where: str, given: dict[str, Any], known: set[str], refused: dict[str, str]) -> None:

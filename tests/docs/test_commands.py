@@ -60,7 +60,7 @@ def options(command: Callable[..., None], vllms_too: bool) -> set[str]:
 @functools.cache
 def vllm_options() -> set[str]:
     """Names of the options of ``vllm serve``."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.entrypoints.cli.serve import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     return {name for action in make_arg_parser(FlexibleArgumentParser())._actions for name in action.option_strings}

@@ -15,7 +15,7 @@ from vllm import LLM
 from vllm.config.speculative import SpeculativeConfig
 from vllm.config.utils import replace
 from vllm.engine.arg_utils import EngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.cli.serve import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.llm_engine import LLMEngine
 

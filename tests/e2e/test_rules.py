@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,6 +24,7 @@ from tests.reference.lookahead import most_worth
 TOKENS = 32
 CHAIN = {"policy": "static", "shape": {"depth": 6, "width": 1, "nodes": 6}}
 WINDOW = 2
+KAPPA = 0.05
 RULES: dict[str, tuple[dict[str, Any], reference.Acceptable, int, dict[str, Any]]] = {
     "mars": ({}, reference.mars(0.9), 0, {}),
     "typical": ({}, reference.typical(0.09, 0.3), 0, {}),
@@ -176,25 +178,23 @@ def test_a_margin_that_looks_ahead_takes_the_best_path(
     decode: Any, make_llm: Callable[..., Any], tiny_head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all paths of each tree, by the logits it was decided on; the published rule takes others."""
-    options = adaptivespec(tiny_head, margin={"kappa": 0.05})
+    options = adaptivespec(tiny_head, margin={"kappa": KAPPA})
     llm = make_llm(speculative_config=options)
     with recorded(monkeypatch) as steps:
         answers, stats = decode("margin", greedy(TOKENS), llm)
-    promotions, short = 0, 0
-    for logits, trees, margins, result in steps:
+    promotions, short, limit = 0, 0, -math.log(KAPPA)
+    for logits, trees, protected, result in steps:
         for b, (first, last) in enumerate(pairwise(trees.start.tolist())):
-            if (margin := margins[b]) is None:
+            if protected[b] is None:
                 continue
-            assert margin.lookahead
             parents, tokens = trees.parents[first:last].tolist(), trees.tokens[first:last].tolist()
-            protected, limit = frozenset(margin.protected), margin.max_log_ratio
-            best = most_worth(logits[first:last].tolist(), parents, tokens, limit, protected)
+            best = most_worth(logits[first:last].tolist(), parents, tokens, limit, frozenset(protected[b]))
             length, regret = int(result.lengths[b]), float(result.regrets[b])
             assert length - 2 * regret / limit == pytest.approx(best, abs=1e-3)
             promotions += int(result.promotions[b])
             short += length < max(trees.depths[first:last].tolist())
     assert promotions == stats["promotions"] > 5 < short
-    published = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": 0.05, "lookahead": False}))
+    published = make_llm(speculative_config=adaptivespec(tiny_head, margin={"kappa": KAPPA, "lookahead": False}))
     assert ids(decode("margin", greedy(TOKENS), published)[0]) != ids(answers)
 
 

@@ -62,6 +62,7 @@ CHECKS = [
         for name in ("odd_shapes[shape0]", "odd_shapes[shape1]", "qwen3_target", "draft_vocabularies[512]")
     ),
     *(f"test_rules.py::test_every_decision_is_that_of_the_definition[{rule}]" for rule in ("mars", "typical", "fly")),
+    "test_rules.py::test_a_margin_that_looks_ahead_takes_the_best_path",
     "test_rules.py::test_caps_and_guards_are_those_of_the_margin",
     "test_adapters.py::test_a_batch_of_mixed_adapters[greedy]",
     "test_structured_output.py::test_beside_requests_without_a_grammar[xgrammar]",

@@ -45,6 +45,7 @@ class RequestLimits:
         self.overrides: dict[int, Overrides] = {}
         self.is_chain = np.zeros(slots, dtype=bool)
         """The request's parameters look at the tokens before a row, so its drafts follow each other."""
+        self._looks_ahead = np.zeros(slots, dtype=bool)
         self._log_ratio = np.full(slots, STRICT, dtype=np.float32)
         self._promotions = np.full(slots, NO_LIMIT, dtype=np.int32)
         self._protected = np.full((slots, 1), -1, dtype=np.int32)
@@ -76,6 +77,9 @@ class RequestLimits:
         allowed = allowance(overrides.margin, self._settings.guard, RequestSignal(acceptance=1.0))
         # vLLM counts a token of the budget where it is drawn, and a window is drawn before it stands.
         is_strict = allowed.strict or (self._has_window and params.thinking_token_budget is not None)
+        looks_ahead = overrides.margin is not None and overrides.margin.looks_ahead
+        # A sampled choice is drawn for its row alone, and a chain's logits change with what is passed over.
+        self._looks_ahead[slot] = looks_ahead and params.temperature == 0 and not self.is_chain[slot]
         self._log_ratio[slot] = STRICT if is_strict else allowed.max_log_ratio
         self._promotions[slot] = NO_LIMIT if allowed.max_promotions is None else allowed.max_promotions
         protected = sorted(params.all_stop_token_ids | self._eos)
@@ -111,6 +115,11 @@ class RequestLimits:
             max_regret=left,
             protected=self._to_device(self._protected[slots_np]),
         )
+
+    def looking_ahead(self, slots_np: np.ndarray) -> torch.Tensor | None:
+        """``bool [B]``, which of these requests look ahead; None where none does."""
+        chosen = self._looks_ahead[slots_np]
+        return self._to_device(chosen) if chosen.any() else None
 
     def count(self, slots: torch.Tensor, batch: TreeBatch, result: VerifyResult, emitting: torch.Tensor) -> None:
         """Learn what became of the trees of requests ``slots [B]``; of those that are ``emitting`` only."""

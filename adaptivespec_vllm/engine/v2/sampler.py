@@ -22,7 +22,7 @@ from adaptivespec_vllm import ops
 from adaptivespec_vllm.draft import NO_TOKEN
 from adaptivespec_vllm.rules import Rule
 from adaptivespec_vllm.types import MarginLimits, TreeBatch, VerifyResult
-from adaptivespec_vllm.verify import acceptable_part
+from adaptivespec_vllm.verify import acceptable_part, worthwhile_part
 
 if TYPE_CHECKING:
     from adaptivespec_vllm.engine.v2.runner import TreeModelRunner
@@ -51,7 +51,8 @@ class TreeRejectionSampler(RejectionSampler):
         num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
         processed, chosen = self._choices(logits, input_batch)
         step.margins = self.runner.margin_limits(input_batch)
-        step.result = walk(processed, step.batch, step.margins, chosen, self.runner.max_depth, self.runner.rule)
+        ahead = self.runner.limits.looking_ahead(input_batch.idx_mapping_np)
+        step.result = walk(processed, step.batch, step.margins, chosen, self.runner.max_depth, self.runner.rule, ahead)
         sampled = emitted_tokens(step, step.result)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             step.result.lengths + 1,
@@ -136,6 +137,7 @@ def walk(
     choices: torch.Tensor,
     max_depth: int,
     rule: Rule | None,
+    ahead: torch.Tensor | None,
 ) -> VerifyResult:
     """Follow the target's choices through every tree.
 
@@ -146,10 +148,13 @@ def walk(
         choices: ``int64 [T]``.
         max_depth: columns of the paths.
         rule: which tokens may be promoted within ``margins``; None is any.
+        ahead: ``bool [B]``, the requests that look ahead; None where none does.
 
     """
     if rule is not None and margins is not None:
         trees = acceptable_part(logits, trees, rule, choices)
+    if ahead is not None and margins is not None:
+        trees = worthwhile_part(logits, trees, margins, ahead, max_depth)
     return ops.walk_trees(logits, trees, margins, choices, max_depth)
 
 

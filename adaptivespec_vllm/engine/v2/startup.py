@@ -26,8 +26,6 @@ def _rows(runner: TreeModelRunner) -> Iterator[tuple[str, str]]:
     yield "runner", f"V2: {spec_config.why_runner()}; {scheduling} scheduling"
     yield "head", f"{settings.model}, levels on {'packed weights' if head and head.is_packed else 'its own modules'}"
     yield from rows_of_settings(settings)
-    if settings.lossy is not None and settings.lossy.looks_ahead:
-        yield "looking ahead", "not on this runner: promotions are those of the published margin rule"
     yield "rows", "the target runs over as many draft rows of a request as were worth it a step before"
     yield "eager", "everything: no CUDA graph is captured"
     yield "attention", f"vLLM's CPU kernel; tree rows by {runner.attention_name}"

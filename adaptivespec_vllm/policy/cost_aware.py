@@ -28,7 +28,7 @@ PROBE_SHARE = 0.01
 BEST_ACCEPTANCE = 0.9
 """A draft is not expected to be taken more often; where not even that would pay, probes have nothing to find out."""
 
-PROBE_CREDIT = 4.0
+PROBE_CREDIT = 1.0
 """Time that they may take besides, at the beginning or after others did without; in steps of plain decoding."""
 
 _FADE_REQUEST = 1 - 1 / 24

@@ -251,11 +251,11 @@ def watched(runner: Any, costs: dict[str, Any]) -> Iterator[Watch]:
     watch = Watch(costs)
     observe, expand = runner.policy.observe, cpu_proposer.expand_trees
 
-    def observed(feedbacks: dict[str, Any]) -> None:
+    def observed(feedbacks: dict[str, Any], *drafting: Any) -> None:
         for request in feedbacks:
             watch.prompts.setdefault(request, tuple(runner.requests[request].prompt_token_ids))
         watch.observe(feedbacks)
-        observe(feedbacks)
+        observe(feedbacks, *drafting)
 
     def expanded(head: Any, *args: Any) -> Any:
         return expand(Tap(head, runner.input_batch.req_ids, watch.levels), *args)

@@ -24,9 +24,17 @@ _HEADINGS = (
 )
 
 
+def read(output: Path) -> list[dict[str, Any]]:
+    """A row an arm, their texts in one order: rows of other runs may have had another."""
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        row["texts"].sort(key=lambda text: text["id"])
+    return rows
+
+
 def show(output: Path, directory: Path | None) -> None:
     """Print the table; write ``eval.json`` to a directory."""
-    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    rows = read(output)
     result = evaluated(rows)
     print(_HEADINGS)
     by_name, plain = {row["arm"]: row for row in rows}, plain_of(rows)
@@ -40,7 +48,7 @@ def show(output: Path, directory: Path | None) -> None:
 
 def drift(output: Path) -> None:
     """Print how figures change along the answers, kind by kind, in windows of WINDOW tokens."""
-    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    rows = read(output)
     for row in rows:
         for kind in dict.fromkeys(text["kind"] for text in row["texts"]):
             texts = [text for text in row["texts"] if text["kind"] == kind]

@@ -22,6 +22,7 @@ from adaptivespec_vllm.engine.decision_log import DecisionLog
 from adaptivespec_vllm.engine.learning import observe
 from adaptivespec_vllm.engine.metrics.carry import TreeRunnerOutput
 from adaptivespec_vllm.engine.overrides import Overrides, overrides_of
+from adaptivespec_vllm.engine.target import eos_ids
 from adaptivespec_vllm.engine.v1 import integrity
 from adaptivespec_vllm.engine.v1.costs import Measurement, agreed, costs_of
 from adaptivespec_vllm.engine.v1.faults import DraftFaults
@@ -363,13 +364,9 @@ class TreeModelRunner:
             max_log_ratio=allowed.max_log_ratio,
             max_promotions=allowed.max_promotions,
             max_regret=allowed.max_regret,
-            protected=tuple(params.all_stop_token_ids | self._eos_ids()),
+            protected=tuple(params.all_stop_token_ids | eos_ids(self.model_config.hf_config.eos_token_id)),
             lookahead=margin.looks_ahead,
         )
-
-    def _eos_ids(self) -> set[int]:
-        eos = self.model_config.hf_config.eos_token_id
-        return {eos} if isinstance(eos, int) else set(eos or ())
 
     def accepted_rows(self) -> torch.Tensor:
         """``int64 [rows]``: for each row of the batch, the row whose token takes its place in the sequence."""

@@ -22,6 +22,7 @@ from adaptivespec_vllm.attention import choose
 from adaptivespec_vllm.config import AdaptiveSpecConfig
 from adaptivespec_vllm.engine import refusals
 from adaptivespec_vllm.engine.decision_log import DecisionLog
+from adaptivespec_vllm.engine.target import eos_ids
 from adaptivespec_vllm.engine.v1.cpu_attention import TreeCPUAttentionImpl
 from adaptivespec_vllm.engine.v1.integrity import wanted
 from adaptivespec_vllm.engine.v1.stats import WorkerStats
@@ -75,7 +76,9 @@ class TreeModelRunner(CPUModelRunner):
         settings = vllm_config.speculative_config.adaptivespec
         self.speculator = TreeSpeculator(vllm_config, device, self)
         self.pending = PendingTrees(self.max_num_reqs, self.num_speculative_steps, device)
-        self.limits = RequestLimits(self.max_num_reqs, settings, self._eos_ids(), device)
+        self.limits = RequestLimits(
+            self.max_num_reqs, settings, eos_ids(self.model_config.hf_config.eos_token_id), device
+        )
         self.decision_log = DecisionLog.from_environment() if self.parallel_config.rank == 0 else None
         self.planner = Planner(self.limits, self.scheduler_config.async_scheduling, self.decision_log)
         self.configure(settings)
@@ -111,10 +114,6 @@ class TreeModelRunner(CPUModelRunner):
     def drafter(self) -> TreeSpeculator:
         """The speculator, under the name that the V1 runner has for it."""
         return self.speculator
-
-    def _eos_ids(self) -> set[int]:
-        eos = self.model_config.hf_config.eos_token_id
-        return {eos} if isinstance(eos, int) else set(eos or ())
 
     # --- start -------------------------------------------------------------------------------------------------
 
